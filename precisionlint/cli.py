@@ -1,0 +1,194 @@
+"""The command line: options in, text and an exit code out. What a run finds and how it is told is decided elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from precisionlint import __version__, catalogue
+
+EXIT_CODES = """\
+exit codes:
+  0  nothing found (findings of severity info do not count)
+  1  at least one error or warning
+  2  wrong usage, or a file that could not be read or parsed
+"""
+
+
+class UsageError(Exception):
+    """The options make no sense together."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command leaves: its exit code, and the lines for standard output."""
+
+    code: int
+    lines: Iterable[str]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit code; wrong usage raises SystemExit(2), as argparse does."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the console cannot spell must not end the run
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        options = _parser().parse_args(arguments)
+        return _write(options.run(options))
+    except (UsageError, catalogue.UnknownNameError, catalogue.CatalogueError) as error:
+        _complain(str(error))
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="precisionlint",
+        description="Finds precision faults in mixed-precision and FP8 training code.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"precisionlint {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_check(commands)
+
+    rules = commands.add_parser("rules", help="list the rules", description="Lists the rules by family.")
+    rules.set_defaults(run=_rules)
+
+    explain = commands.add_parser(
+        "explain",
+        help="show a rule's page",
+        description="Shows a rule's page: what goes wrong, wrong and right code, an experiment, sources.",
+    )
+    explain.add_argument("name", metavar="NAME", help="the rule, such as clip-before-unscale")
+    _add_color(explain)
+    explain.set_defaults(run=_explain)
+    return parser
+
+
+def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    check = commands.add_parser(
+        "check",
+        help="read training code and report what is wrong with its precision",
+        description="Reads training code, without running it, and reports faults of precision.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    check.add_argument("paths", metavar="PATH", nargs="+", help="a file, or a folder: its Python files")
+    rules = check.add_argument_group("which rules", "RULES: names, families or `all`, separated by commas")
+    for option, text in (
+        ("--select", "look for these rules only"),
+        ("--extend-select", "look for these rules too"),
+        ("--ignore", "do not look for these rules"),
+    ):
+        rules.add_argument(option, metavar="RULES", type=_words, action="extend", default=[], help=text)
+    check.add_argument(
+        "--assume",
+        metavar="NAME=VALUE",
+        type=_assumption,
+        action="append",
+        default=[],
+        help="read one configuration only, such as use_amp=True",
+    )
+    check.add_argument("--format", choices=("text", "json"), default="text", help="how to report (default: text)")
+    check.add_argument("--verbose", action="store_true", help="name each place where reading gave up")
+    check.add_argument("--no-cache", action="store_true", help="read everything anew (there is no cache yet)")
+    _add_color(check)
+    check.set_defaults(run=_check)
+
+
+def _add_color(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="auto: on a terminal, unless NO_COLOR is set",
+    )
+
+
+def _words(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise argparse.ArgumentTypeError("names no rule")
+    return words
+
+
+def _assumption(text: str) -> tuple[str, str]:
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE, such as use_amp=True or args.dtype=fp16")
+    return name, value
+
+
+def _check(options: argparse.Namespace) -> Outcome:
+    select = catalogue.select(options.select, options.extend_select, options.ignore)
+    if not select:
+        raise UsageError("these options leave no rule to look for")
+    assume = dict(options.assume)
+    for name, value in options.assume:
+        if assume[name] != value:
+            raise UsageError(f"--assume gives {name} two values, {value} and {assume[name]}")
+
+    from precisionlint.check import check
+    from precisionlint.report import json, text
+
+    report = check(options.paths, select=select, assume=assume)
+    for error in report.errors:
+        print(text.error_line(error), file=sys.stderr)
+    if not report.coverage.files and not report.errors:
+        _complain(f"no Python files in {', '.join(options.paths)}")
+    if options.format == "json":
+        return Outcome(report.exit_code, [json.dumps(report)])
+    color = _colored(options.color, sys.stdout)
+    return Outcome(report.exit_code, text.render(report, color=color, verbose=options.verbose))
+
+
+def _rules(options: argparse.Namespace) -> Outcome:
+    from precisionlint.report.page import listing
+
+    return Outcome(0, listing(catalogue.load(), catalogue.select()))
+
+
+def _explain(options: argparse.Namespace) -> Outcome:
+    from shutil import get_terminal_size
+
+    from precisionlint.report.page import page, styled
+
+    text = page(catalogue.find(options.name))
+    if _colored(options.color, sys.stdout):
+        text = styled(text, width=min(get_terminal_size().columns, 120))
+    return Outcome(0, text.splitlines())
+
+
+def _colored(choice: str, stream: TextIO | None) -> bool:
+    if choice != "auto":
+        return choice == "always"
+    quiet = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream is not None and stream.isatty() and not quiet
+
+
+def _complain(message: str) -> None:
+    print(f"precisionlint: {message}", file=sys.stderr)
+
+
+def _write(outcome: Outcome) -> int:
+    """Prints an outcome; a reader that has had enough (`| head`) changes neither the exit code nor standard error."""
+    try:
+        for line in outcome.lines:
+            print(line)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        # What is left in the buffer has nowhere to go: without this, Python would complain again on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            _complain(f"cannot write the report: {(error.strerror or str(error)).lower()}")
+            return 2
+    return outcome.code

@@ -1,0 +1,86 @@
+"""A report as text for people: each finding with its source line and the path that led there, then a summary.
+
+Colours are plain terminal codes: a library for them would cost a quarter of a small run's time.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+
+from precisionlint.findings import SEVERITIES, Coverage, FileError, Finding, Report
+from precisionlint.report.excerpt import excerpt, lines, shown
+
+COLORS = {"error": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "faint": "2", "gutter": "34"}
+
+
+def render(report: Report, *, color: bool = False, verbose: bool = False) -> Iterator[str]:
+    """The report's lines, without the errors (`error_line`), which belong on another stream."""
+    source = cache(lines)
+    for finding in report.findings:
+        path = finding.place.path
+        yield from _finding(finding, source(path), color)
+        yield ""
+    yield _verdict(report, color)
+    for recipe in report.coverage.recipes:
+        yield f"recipe: {shown(recipe)}"
+    yield _reach(report.coverage, verbose)
+    if verbose:
+        for place in report.coverage.gave_up:
+            yield f"  {shown(place.path)}:{place.line}: {shown(place.what)}"
+
+
+def error_line(error: FileError) -> str:
+    """What standard error says of a file that could not be read."""
+    where = error.path if error.line is None else f"{error.path}:{error.line}"
+    return f"precisionlint: {shown(where)}: {shown(error.message)}"
+
+
+def _finding(finding: Finding, source: tuple[str, ...], color: bool) -> Iterator[str]:
+    place = finding.place
+    where = _paint(f"{shown(place.path)}:{place.line}:{place.column}", "strong", color)
+    what = f"{_paint(finding.severity, finding.severity, color)} {_paint(finding.rule, 'strong', color)}"
+    doubt = " [likely]" if finding.confidence == "likely" else ""
+    when = _paint(f" (when {shown(finding.when)})", "faint", color) if finding.when else ""
+    yield f"{where}: {what}{doubt}: {shown(finding.message)}{when}"
+    if place.line <= len(source):
+        part = excerpt(source[place.line - 1], place)
+        bar = _paint("|", "gutter", color)
+        yield f"{_paint(str(place.line), 'gutter', color)} {bar} {part.text}"
+        carets = _paint("^" * part.length, finding.severity, color)
+        yield f"{' ' * len(str(place.line))} {bar} {' ' * part.offset}{carets}"
+    width = len(str(len(finding.trace)))
+    for number, step in enumerate(finding.trace, 1):
+        station = _paint(f"{shown(step.place.path)}:{step.place.line}:", "faint", color)
+        yield f"  {number:>{width}}. {station} {shown(step.message)}"
+
+
+def _verdict(report: Report, color: bool) -> str:
+    counts = {each: sum(finding.severity == each for finding in report.findings) for each in SEVERITIES}
+    found = [_paint(_count(number, each), each, color) for each, number in counts.items() if number]
+    verdict = f"found {', '.join(found)}" if found else "found nothing"
+    return f"{verdict}; could not read {_count(len(report.errors), 'file')}" if report.errors else verdict
+
+
+def _reach(coverage: Coverage, verbose: bool) -> str:
+    parts = [
+        _count(number, word)
+        for number, word in (
+            (coverage.programs, "program"),
+            (coverage.loops, "loop"),
+            (coverage.optimizers, "optimizer"),
+            (coverage.scalers, "scaler"),
+        )
+        if number
+    ]
+    reach = f"read {coverage.read} of {_count(coverage.files, 'file')}: {', '.join(parts) or 'no training program'}"
+    if not coverage.gave_up:
+        return reach
+    hint = ":" if verbose else " (--verbose names them)"
+    return f"{reach}; gave up on {_count(len(coverage.gave_up), 'place')}{hint}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 or word == 'info' else 's'}"
+
+
+def _paint(text: str, style: str, color: bool) -> str:
+    return f"\x1b[{COLORS[style]}m{text}\x1b[0m" if color else text
