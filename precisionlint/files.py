@@ -107,7 +107,7 @@ def _walk(top: Path, prefix: str) -> Iterator[_Found | FileError]:
                 continue
             elif entry.is_file(follow_symlinks=False):
                 yield _Found(display, Path(entry.path), str(inside))
-            elif not entry.is_dir():
+            elif not os.path.isdir(entry):  # `entry.is_dir()` raises on a link to itself
                 yield _file(entry.path, display)
 
 

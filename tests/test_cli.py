@@ -1,0 +1,274 @@
+"""The command line: options, exit codes, streams and terminals. What a check finds is held elsewhere."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from precisionlint import __version__, catalogue, cli
+from precisionlint.findings import Coverage, FileError, Finding, GaveUp, Place, Report
+
+COMMAND = [sys.executable, "-m", "precisionlint"]
+ERROR = Finding("clip-before-unscale", "loss-scaling", "error", "certain", "clipped", Place("train.py", 1, 1, 1, 5))
+NOTHING = Report((), (), Coverage(1, 1, 1, 1, 1, 1))
+
+
+class Checker:
+    """Stands in for `precisionlint.check`: keeps what it was asked, and answers with a report made beforehand."""
+
+    def __init__(self) -> None:
+        self.report = NOTHING
+        self.paths: Sequence[str] = ()
+        self.select: frozenset[str] = frozenset()
+        self.assume: Mapping[str, str] = {}
+
+    def check(self, paths: Sequence[str], *, select: frozenset[str], assume: Mapping[str, str]) -> Report:
+        self.paths, self.select, self.assume = paths, select, assume
+        return self.report
+
+
+@pytest.fixture
+def checker(monkeypatch: pytest.MonkeyPatch) -> Checker:
+    checker, module = Checker(), ModuleType("precisionlint.check")
+    module.check = checker.check  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "precisionlint.check", module)
+    return checker
+
+
+def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The last line that a wrong command line gives on standard error; the exit code is 2 and standard output empty."""
+    try:
+        code = cli.main(arguments)
+    except SystemExit as exit_:
+        code = exit_.code
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    return err.splitlines()[-1]
+
+
+def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, **options)
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> str:
+    """What a command prints when its standard output is a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    environment = {"TERM": "xterm", "COLUMNS": "80", **environment}
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM", "COLUMNS")}
+    with subprocess.Popen([*COMMAND, *arguments], stdout=theirs, env=kept | environment) as process:
+        os.close(theirs)
+        chunks = []
+        while chunk := _read(ours):
+            chunks.append(chunk)
+    os.close(ours)
+    assert process.returncode == 0
+    return b"".join(chunks).decode().replace("\r\n", "\n")
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # Linux says so when the other end is closed
+        return b""
+
+
+def test_version():
+    ran = run("--version")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"precisionlint {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "arguments are required: COMMAND"),
+        (["chekc"], "invalid choice: 'chekc'"),
+        (["check"], "arguments are required: PATH"),
+        (["check", "a.py", "--formt", "json"], "unrecognized arguments: --formt"),
+        (["check", "a.py", "--sel", "all"], "unrecognized arguments: --sel"),
+        (["check", "a.py", "--format", "xml"], "invalid choice: 'xml'"),
+        (["check", "a.py", "--select", ","], "--select: names no rule"),
+        (["check", "a.py", "--select", "clip-befor-unscale"], "did you mean 'clip-before-unscale'?"),
+        (["check", "a.py", "--extend-select", "loss-scalin"], "did you mean 'loss-scaling'?"),
+        (
+            ["check", "a.py", "--ignore", "xyzzy"],
+            "no rule or family is called 'xyzzy'; `precisionlint rules` lists them",
+        ),
+        (["check", "a.py", "--ignore", "all"], "these options leave no rule to look for"),
+        (["check", "a.py", "--assume", "use_amp"], "'use_amp' is not NAME=VALUE"),
+        (["check", "a.py", "--assume", "=True"], "'=True' is not NAME=VALUE"),
+        (["check", "a.py", "--assume", "a b=True"], "'a b=True' is not NAME=VALUE"),
+        (["check", "a.py", "--assume", "a=1", "--assume", "a=2"], "--assume gives a two values, 1 and 2"),
+        (
+            ["explain", "clip-befor-unscale"],
+            "no rule is called 'clip-befor-unscale'; did you mean 'clip-before-unscale'?",
+        ),
+        (["explain"], "arguments are required: NAME"),
+    ],
+)
+def test_wrong_usage_is_one_complaint_and_exit_code_2(checker, capsys, arguments: list[str], complaint: str):
+    assert complaint in usage_error(capsys, *arguments)
+    assert checker.paths == ()
+
+
+def test_check_hands_on_what_it_was_told(checker: Checker):
+    options = ["--assume", "args.fp16=True", "--assume", "mode = a=b", "--no-cache"]
+    assert cli.main(["check", "b.py", "a", *options]) == 0
+    assert list(checker.paths) == ["b.py", "a"]
+    assert checker.assume == {"args.fp16": "True", "mode": "a=b"}
+    assert checker.select == catalogue.select()
+
+
+def test_selections_may_be_repeated_and_separated_by_commas(checker: Checker):
+    cli.main(
+        ["check", "a", "--select", "loss-scaling, tf32-off", "--select", "double-unscale", "--ignore", "loss-scaling"]
+    )
+    assert checker.select == {"tf32-off", "double-unscale"}
+    cli.main(["check", "a", "--extend-select", "all"])
+    assert checker.select == set(catalogue.load())
+
+
+@pytest.mark.parametrize(
+    ("report", "code"),
+    [
+        (NOTHING, 0),
+        (Report((ERROR,), (), NOTHING.coverage), 1),
+        (Report((ERROR,), (FileError("b.py", 1, "invalid syntax"),), NOTHING.coverage), 2),
+    ],
+)
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_exit_code_is_the_reports(checker: Checker, report: Report, code: int, form: str):
+    checker.report = report
+    assert cli.main(["check", "a.py", "--format", form]) == code
+
+
+def test_findings_go_to_standard_output_and_errors_to_standard_error(checker: Checker, capsys):
+    checker.report = Report((ERROR,), (FileError("b.py", 3, "invalid syntax"),), NOTHING.coverage)
+    cli.main(["check", "."])
+    out, err = capsys.readouterr()
+    assert out.startswith("train.py:1:1: error clip-before-unscale: clipped\n")
+    assert err == "precisionlint: b.py:3: invalid syntax\n"
+    cli.main(["check", ".", "--format", "json"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["errors"] == [{"path": "b.py", "line": 3, "message": "invalid syntax"}]
+    assert err == "precisionlint: b.py:3: invalid syntax\n"
+
+
+def test_no_python_files_is_said_and_is_no_failure(checker: Checker, capsys):
+    checker.report = Report((), (), Coverage(0, 0, 0, 0, 0, 0))
+    assert cli.main(["check", "docs", "data"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("found nothing\n")
+    assert err == "precisionlint: no Python files in docs, data\n"
+
+
+def test_verbose_names_what_reading_gave_up_on(checker: Checker, capsys):
+    checker.report = Report((), (), Coverage(1, 1, 1, 1, 1, 1, (), (GaveUp("a.py", 7, "a registry"),)))
+    cli.main(["check", "a.py"])
+    assert "a registry" not in capsys.readouterr().out
+    cli.main(["check", "a.py", "--verbose"])
+    assert "a.py:7: a registry" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("choice", "colored"), [("auto", False), ("always", True), ("never", False)])
+def test_color_can_be_forced(checker: Checker, capsys, choice: str, colored: bool):
+    checker.report = Report((ERROR,), (), NOTHING.coverage)
+    cli.main(["check", "a.py", "--color", choice])
+    assert ("\x1b[" in capsys.readouterr().out) is colored
+
+
+def test_names_that_the_console_cannot_spell_do_not_end_the_run():
+    ran = run("explain", "日本\udc80", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert ran.returncode == 2
+    assert "no rule is called '\\u65e5\\u672c\\udc80'" in ran.stderr
+
+
+def test_an_interrupt_ends_quietly_with_130(tmp_path: Path):
+    script = (
+        "import sys, time, types\n"
+        "from precisionlint import cli\n"
+        "def check(*_, **__):\n"
+        "    print('started', flush=True)\n"
+        "    time.sleep(60)\n"
+        "sys.modules['precisionlint.check'] = types.SimpleNamespace(check=check)\n"
+        "sys.exit(cli.main(['check', '.']))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == ""
+    assert process.returncode == 130
+
+
+def test_a_reader_that_has_had_enough_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    ran = subprocess.run([*COMMAND, "rules"], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_report_that_cannot_be_written_is_said():
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run([*COMMAND, "rules"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ran.returncode == 2
+    assert ran.stderr == "precisionlint: cannot write the report: no space left on device\n"
+
+
+def test_rules_lists_each_rule_once_with_its_severity_and_state():
+    ran = run("rules")
+    listed = re.findall(r"^  (\S+) +(\S+) +(on|off) +(.+)$", ran.stdout, re.MULTILINE)
+    on = catalogue.select()
+    assert listed == [
+        (rule.name, rule.severity, "on" if rule.name in on else "off", rule.summary)
+        for rule in catalogue.load().values()
+    ]
+    assert re.findall(r"^(\S+)$", ran.stdout, re.MULTILINE) == list(catalogue.families())
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_explain_prints_the_page_as_it_stands_where_nobody_looks_at_a_terminal():
+    ran = run("explain", "clip-before-unscale")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    lines = ran.stdout.splitlines()
+    assert lines[0] == "# clip-before-unscale"
+    assert lines[2].startswith("loss-scaling · error, on · found by check")
+    assert "```python wrong" in lines
+    assert ".md)" not in ran.stdout
+    assert "\x1b" not in ran.stdout
+
+
+def test_explain_lays_the_page_out_on_a_terminal():
+    shown = on_a_terminal("explain", "clip-before-unscale")
+    assert "\x1b[" in shown
+    plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
+    assert "```" not in plain
+    assert "scaler.scale(loss).backward()" in plain
+    assert max(len(line) for line in plain.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_terminals_that_want_no_codes_get_none(environment: dict[str, str]):
+    assert "\x1b" not in on_a_terminal("explain", "clip-before-unscale", **environment)
+
+
+def test_a_broken_catalogue_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path):
+    (tmp_path / "fam").mkdir()
+    (tmp_path / "fam/rule.md").write_text("nothing")
+    load: Callable[..., Any] = catalogue.load
+    monkeypatch.setattr(catalogue, "load", lambda: load(tmp_path))
+    assert cli.main(["rules"]) == 2
+    assert capsys.readouterr().err == (
+        f"precisionlint: {tmp_path}/fam/rule.md: does not begin with front matter between two lines +++\n"
+    )
