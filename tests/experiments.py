@@ -1,24 +1,18 @@
 """Runs the experiments of rule pages: torch is imported once, then every experiment has a fork of that process for itself.
 
 A fork starts from fresh torch defaults (dtype, seeds, registered ops), so no experiment sees what another one left.
-It knows nothing of pages beyond their fenced blocks. By hand:
+By hand:
 
-    python tests/experiments.py [--write] PAGE...     print each page's output, or put it into the page's text block
+    python tests/experiments.py [--write] RULE...     print what each rule's experiment prints, or renew its page with it
 """
-
-from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
 import traceback
 import warnings
-from pathlib import Path
-
-BLOCK = re.compile(r"(```python experiment\n)(.*?)(\n```\n+```text\n)(.*?)(\n?```)", re.DOTALL)
 
 
 class Worker:
@@ -30,19 +24,22 @@ class Worker:
         )
 
     def run(self, source: str) -> str:
+        assert self.process.stdin and self.process.stdout
         self.process.stdin.write(json.dumps(source) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
             raise RuntimeError(f"the worker ended with status {self.process.wait()}")
-        output, failed = json.loads(answer)
+        printed, failed = json.loads(answer)
         if failed:
-            raise RuntimeError(f"the experiment failed:\n{output}")
-        return output
+            raise RuntimeError(f"the experiment failed:\n{printed}")
+        return str(printed)
 
     def close(self) -> None:
+        assert self.process.stdin and self.process.stdout
         self.process.stdin.close()
         self.process.wait()
+        self.process.stdout.close()
 
 
 def run_in_fork(source: str) -> tuple[str, bool]:
@@ -67,30 +64,36 @@ def run_in_fork(source: str) -> tuple[str, bool]:
             os._exit(status)
     os.close(writing)
     with os.fdopen(reading, encoding="utf-8") as pipe:
-        output = pipe.read()
+        printed = pipe.read()
     _, status = os.waitpid(child, 0)
-    return output, status != 0
+    return printed, status != 0
 
 
 def serve() -> None:
-    import torch  # noqa: F401  # once, here, for all forks
+    import torch  # noqa: F401 (once, here, for all forks)
 
     for line in sys.stdin:
         print(json.dumps(run_in_fork(json.loads(line))), flush=True)
 
 
 def main(arguments: list[str]) -> None:
+    from precisionlint import catalogue
+
     worker = Worker()
-    for name in (a for a in arguments if a != "--write"):
-        page = Path(name)
-        text = page.read_text(encoding="utf-8")
-        for block in reversed(list(BLOCK.finditer(text))):
-            start = time.perf_counter()
-            output = worker.run(block[2]).rstrip("\n")
-            print(f"{page.stem}: {time.perf_counter() - start:.1f} s\n{output}")
-            text = text[: block.start(4)] + output + "\n```" + text[block.end() :]
+    for name in (argument for argument in arguments if argument != "--write"):
+        rule = catalogue.find(name)
+        experiment = catalogue.experiment(rule)
+        if experiment is None:
+            print(f"{name}: no experiment")
+            continue
+        start = time.perf_counter()
+        printed = worker.run(experiment.code)
+        print(f"{name}: {time.perf_counter() - start:.1f} s\n{printed}", end="")
         if "--write" in arguments:
-            page.write_text(text, encoding="utf-8")
+            block = f"{experiment.code}```\n```text\n"
+            text = rule.page.read_text(encoding="utf-8")
+            assert block + experiment.output in text
+            rule.page.write_text(text.replace(block + experiment.output, block + printed), encoding="utf-8")
     worker.close()
 
 
