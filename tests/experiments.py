@@ -1,9 +1,9 @@
-"""Runs the experiments of rule pages: torch is imported once, then every experiment has a fork of that process for itself.
+"""Runs the experiments of rule pages: torch is imported once, then each experiment has a fork of its own.
 
 A fork starts from fresh torch defaults (dtype, seeds, registered ops), so no experiment sees what another one left.
 By hand:
 
-    python tests/experiments.py [--write] RULE...     print what each rule's experiment prints, or renew its page with it
+    python tests/experiments.py [--write] RULE...     print what the experiments print, or renew their pages with it
 """
 
 import json
@@ -70,7 +70,7 @@ def run_in_fork(source: str) -> tuple[str, bool]:
 
 
 def serve() -> None:
-    import torch  # noqa: F401 (once, here, for all forks)
+    import torch._dynamo  # noqa: F401 (once, here, for all forks; the first optimizer of a process would import the rest)
 
     for line in sys.stdin:
         print(json.dumps(run_in_fork(json.loads(line))), flush=True)
