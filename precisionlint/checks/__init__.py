@@ -1,0 +1,13 @@
+"""The checks: each rule once, for both front ends. They read events and know neither syntax trees nor tensors."""
+
+from __future__ import annotations
+
+from precisionlint.checks import autocast, custom_ops, loss_scaling, master_weights, matmul_precision
+from precisionlint.checks.base import Check, Evidence, Hit, Judge, Seen
+
+FAMILIES = (loss_scaling.FAMILY, master_weights.FAMILY, autocast.FAMILY, custom_ops.FAMILY, matmul_precision.FAMILY)
+
+RULES: dict[str, Check] = {check.rule: check for family in FAMILIES for check in family.checks}
+"""Rule name -> its check."""
+
+__all__ = ["RULES", "Check", "Evidence", "Hit", "Judge", "Seen"]

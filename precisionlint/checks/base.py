@@ -1,0 +1,108 @@
+"""What a check is: a rule, the events that it listens to, and the automaton whose state it reads.
+
+A check never changes a state. Automata (one a family, small and hashable) are advanced by every event after the checks have seen it;
+two paths with equal states are one path. Places and names are carried beside the states and are no part of their equality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from precisionlint.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A station of the path that led to a finding."""
+
+    at: Any
+    text: str
+    when: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A fault on one path. ``at`` is where the finding stands, ``trace`` what led there, in order.
+
+    ``unless``: facts of the whole program (see ``Evidence``) of which any one makes this no fault; ``needs``: facts without
+    which it is none.
+    """
+
+    rule: str
+    at: Any
+    message: str
+    trace: tuple[Seen, ...]
+    severity: str = ""
+    confidence: str = "certain"
+    unless: tuple[Hashable, ...] = ()
+    needs: tuple[Hashable, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Something that some path of the program does: what ``Hit.unless`` and ``Hit.needs`` are held against."""
+
+    fact: Hashable
+
+
+Report = Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Automaton:
+    """The state that the checks of a family read."""
+
+    name: str
+    start: Any
+    advance: Callable[[Any, Event], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One rule's function: (state before the event, event) -> hits and evidence."""
+
+    rule: str
+    automaton: Automaton
+    events: tuple[type[Event], ...]
+    run: Callable[[Any, Any], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """The checks of one module, registered by decorator."""
+
+    automaton: Automaton
+    checks: list[Check] = field(default_factory=list)
+
+    def rule(self, name: str, *events: type[Event]) -> Callable[[Callable[[Any, Any], Iterator[Any]]], Any]:
+        """Registers a generator of hits under the name of its rule."""
+
+        def register(run: Callable[[Any, Any], Iterator[Any]]) -> Callable[[Any, Any], Iterator[Any]]:
+            self.checks.append(Check(name, self.automaton, events, run))
+            return run
+
+        return register
+
+
+class Judge:
+    """The selected checks, run side by side over a timeline."""
+
+    def __init__(self, checks: Iterable[Check]) -> None:
+        checks = list(checks)
+        self.automata = list(dict.fromkeys(check.automaton.name for check in checks))
+        by_name = {check.automaton.name: check.automaton for check in checks}
+        self._advance = [by_name[name].advance for name in self.automata]
+        self.start = tuple(by_name[name].start for name in self.automata)
+        self._listeners: dict[type[Event], list[tuple[int, Check]]] = {}
+        for check in checks:
+            for event in check.events:
+                self._listeners.setdefault(event, []).append((self.automata.index(check.automaton.name), check))
+
+    def advance(self, states: tuple[Any, ...], event: Event, report: Report) -> tuple[Any, ...]:
+        """The states after an event; hits and evidence go to ``report``."""
+        for index, check in self._listeners.get(type(event), ()):
+            for found in check.run(states[index], event):
+                report(found)
+        return tuple(advance(state, event) for advance, state in zip(self._advance, states, strict=True))

@@ -1,0 +1,662 @@
+"""Loss scaling as one typestate: gradients are scaled, unscaled, stepped with; a scaler is updated.
+
+The ledger keeps, for every scaler, whose gradients stand scaled and how far each optimizer has come since the last update. The rules read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
+from precisionlint.events import (
+    Backward,
+    Checkpoint,
+    Closed,
+    Event,
+    Grads,
+    Iteration,
+    Known,
+    Lost,
+    LossScaled,
+    Named,
+    Owns,
+    Renewed,
+    ScaleRead,
+    ScalerMade,
+    SchedulerStep,
+    Sharded,
+    Step,
+    Update,
+    Weights,
+    WeightsTake,
+    ZeroGrad,
+    covers,
+    overlap,
+)
+
+ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Rprop", "LAMB", "Lion", "NovoGrad")
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Gradients that stand scaled by a scaler, since that backward."""
+
+    scaler: Named
+    backward: Seen = field(compare=False)
+    scaled: Seen | None = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an optimizer has come with a scaler since its last update: ``"unscaled"`` or ``"stepped"``.
+
+    ``dropped``: its gradients were set to zero since, so the next unscale_ meets new ones.
+    """
+
+    scaler: Named
+    optimizer: Named
+    phase: str
+    dropped: bool
+    seen: Seen = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """An optimizer whose gradients stand unscaled. ``mixed``: a scaled backward has added to them since."""
+
+    optimizer: Named | None
+    weights: Weights | None
+    consumed: bool
+    mixed: bool
+    seen: Seen = field(compare=False)
+    mixed_by: Seen | None = field(compare=False, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A scaler that was updated while gradients that it scaled had not been stepped with."""
+
+    scaler: Named
+    stepped: frozenset[Named]
+    update: Seen = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A scaler and how it was made; ``used`` once something stepped through it."""
+
+    scaler: Named
+    cls: str
+    used: bool
+    seen: Seen = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    optimizer: Named
+    weights: Weights | None
+    cls: str
+    seen: Seen = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The state of loss scaling on one path."""
+
+    pending: frozenset[Pending] = frozenset()
+    plain: Seen | None = None
+    unknown: bool = False
+    progress: frozenset[Progress] = frozenset()
+    clean: frozenset[Clean] = frozenset()
+    partial: frozenset[Named] = frozenset()
+    waiting: frozenset[Waiting] = frozenset()
+    made: frozenset[Made] = frozenset()
+    owns: frozenset[Own] = frozenset()
+    sharded: bool = False
+    half: frozenset[Any] = frozenset()
+    looping: bool = False
+    lost: bool = False
+    is_plain: bool = False
+
+
+def seen(event: Event, text: str) -> Seen:
+    return Seen(event.at, text, event.when)
+
+
+def advance(ledger: Ledger, event: Event) -> Ledger:
+    """The ledger after an event."""
+    handler = ADVANCE.get(type(event))
+    return ledger if handler is None else handler(ledger, event)
+
+
+def after_backward(ledger: Ledger, event: Backward) -> Ledger:
+    if event.scale is None:
+        return replace(ledger, unknown=True)
+    scaler = event.scale.value
+    if scaler is None:
+        return replace(ledger, plain=seen(event, "backward of a loss that nothing scaled"), is_plain=True)
+    here = seen(event, f"backward: gradients carry the scale of '{scaler.name}'")
+    scaled = None
+    if event.scaled_at is not None:
+        at, when = event.scaled_at
+        scaled = Seen(at, f"the loss is scaled by '{scaler.name}'", when)
+    clean = frozenset(
+        c if c.consumed else replace(c, mixed=True, mixed_by=c.mixed_by or here) for c in ledger.clean
+    )
+    pending = ledger.pending - {p for p in ledger.pending if p.scaler == scaler} | {Pending(scaler, here, scaled)}
+    waiting = frozenset(w for w in ledger.waiting if w.scaler != scaler)
+    return replace(ledger, pending=pending, clean=clean, waiting=waiting)
+
+
+def after_grads(ledger: Ledger, event: Grads) -> Ledger:
+    if event.how == "unscale" and event.scaler is not None and event.optimizer is not None:
+        here = seen(event, f"'{event.scaler.name}' unscales the gradients of '{event.optimizer.name}'")
+        others = frozenset(p for p in ledger.progress if (p.scaler, p.optimizer) != (event.scaler, event.optimizer))
+        clean = frozenset(c for c in ledger.clean if c.optimizer != event.optimizer)
+        weights = event.weights if event.weights is not None else owned(ledger, event.optimizer)
+        return replace(
+            ledger,
+            progress=others | {Progress(event.scaler, event.optimizer, "unscaled", False, here)},
+            clean=clean | {Clean(event.optimizer, weights, False, False, here)},
+        )
+    if event.how == "mul" and event.factor == "1/scale":
+        if event.part and event.scaler is not None:
+            return replace(ledger, partial=ledger.partial | {event.scaler})
+        here = seen(event, "gradients are divided by the scale")
+        if event.weights is None:
+            pending = frozenset(p for p in ledger.pending if event.scaler is not None and p.scaler != event.scaler)
+            return replace(ledger, pending=pending)
+        return replace(ledger, clean=ledger.clean | {Clean(None, event.weights, False, False, here)})
+    return ledger
+
+
+def owned(ledger: Ledger, optimizer: Named) -> Weights | None:
+    return next((own.weights for own in ledger.owns if own.optimizer == optimizer), None)
+
+
+def after_step(ledger: Ledger, event: Step) -> Ledger:
+    here = seen(event, f"'{event.optimizer.name}' steps")
+    clean = frozenset(c for c in ledger.clean if c.optimizer != event.optimizer)
+    clean |= {Clean(event.optimizer, owned(ledger, event.optimizer), True, False, here)}
+    ledger = replace(ledger, clean=clean)
+    if event.via is None:
+        return ledger
+    here = seen(event, f"'{event.via.name}' steps '{event.optimizer.name}'")
+    others = frozenset(p for p in ledger.progress if (p.scaler, p.optimizer) != (event.via, event.optimizer))
+    made = frozenset(replace(m, used=True) if m.scaler == event.via else m for m in ledger.made)
+    return replace(
+        ledger,
+        progress=others | {Progress(event.via, event.optimizer, "stepped", False, here)},
+        made=made,
+        plain=None,
+        is_plain=False,
+    )
+
+
+def after_update(ledger: Ledger, event: Update) -> Ledger:
+    stepped = frozenset(p.optimizer for p in ledger.progress if p.scaler == event.scaler and p.phase == "stepped")
+    waiting = ledger.waiting
+    pending = ledger.pending
+    if any(p.scaler == event.scaler for p in pending) and stepped:
+        waiting |= {Waiting(event.scaler, stepped, seen(event, f"'{event.scaler.name}' is updated here"))}
+        pending = frozenset(p for p in pending if p.scaler != event.scaler)
+    progress = frozenset(p for p in ledger.progress if p.scaler != event.scaler)
+    return replace(ledger, waiting=waiting, pending=pending, progress=progress)
+
+
+def after_zero(ledger: Ledger, event: ZeroGrad) -> Ledger:
+    def meant(optimizer: Named | None, weights: Weights | None) -> bool:
+        if event.optimizer is not None:
+            return optimizer is None or optimizer == event.optimizer or overlap(weights, event.weights) is True
+        return event.weights is None or overlap(weights, event.weights) is not False
+
+    clean = frozenset(c for c in ledger.clean if not meant(c.optimizer, c.weights))
+    progress = frozenset(
+        replace(p, dropped=True) if meant(p.optimizer, owned(ledger, p.optimizer)) else p for p in ledger.progress
+    )
+    waiting = frozenset() if event.optimizer is None else ledger.waiting
+    return replace(
+        ledger, clean=clean, progress=progress, pending=frozenset(), plain=None, is_plain=False, unknown=False,
+        waiting=waiting, partial=frozenset(),
+    )  # fmt: skip
+
+
+def after_made(ledger: Ledger, event: ScalerMade) -> Ledger:
+    if event.enabled == Known(False):
+        return ledger
+    made = frozenset(m for m in ledger.made if m.scaler != event.scaler)
+    here = seen(event, f"{event.cls.rpartition('.')[2]} made here")
+    return replace(
+        ledger,
+        made=made | {Made(event.scaler, event.cls, False, here)},
+        progress=frozenset(p for p in ledger.progress if p.scaler != event.scaler),
+        pending=frozenset(p for p in ledger.pending if p.scaler != event.scaler),
+    )
+
+
+def after_owns(ledger: Ledger, event: Owns) -> Ledger:
+    owns = frozenset(o for o in ledger.owns if o.optimizer != event.optimizer)
+    here = seen(event, f"{event.cls.rpartition('.')[2]} over these weights")
+    # A new optimizer starts a new training run: what was used before it belongs to the run before.
+    made = frozenset(replace(m, used=False) for m in ledger.made)
+    return replace(ledger, owns=owns | {Own(event.optimizer, event.weights, event.cls, here)}, made=made)
+
+
+def after_lost(ledger: Ledger, event: Lost) -> Ledger:
+    """Whoever got the scaler may have unscaled, stepped and updated."""
+    return replace(
+        ledger,
+        pending=frozenset(p for p in ledger.pending if p.scaler.id != event.object),
+        progress=frozenset(p for p in ledger.progress if p.scaler.id != event.object),
+        waiting=frozenset(w for w in ledger.waiting if w.scaler.id != event.object),
+        clean=frozenset(),
+        plain=None,
+        is_plain=False,
+        unknown=True,
+    )
+
+
+def after_renewed(ledger: Ledger, event: Renewed) -> Ledger:
+    return replace(
+        ledger,
+        progress=frozenset(p for p in ledger.progress if event.object not in (p.optimizer.id, p.scaler.id)),
+        pending=frozenset(p for p in ledger.pending if p.scaler.id != event.object),
+        waiting=frozenset(w for w in ledger.waiting if w.scaler.id != event.object),
+    )
+
+
+def after_sharded(ledger: Ledger, event: Sharded) -> Ledger:
+    return replace(ledger, sharded=True) if event.how == "fsdp1" else ledger
+
+
+def after_take(ledger: Ledger, event: WeightsTake) -> Ledger:
+    if event.dtype is None:
+        return ledger
+    half = frozenset(path for path in ledger.half if not covers(event.weights, frozenset({path})))
+    return replace(ledger, half=half | event.weights if event.dtype == "float16" else half)
+
+
+def after_iteration(ledger: Ledger, event: Iteration) -> Ledger:
+    return ledger if ledger.looping else replace(ledger, looping=True)
+
+
+ADVANCE: dict[type[Event], Any] = {
+    Backward: after_backward, Grads: after_grads, Step: after_step, Update: after_update, ZeroGrad: after_zero,
+    ScalerMade: after_made, Owns: after_owns, Lost: after_lost, Renewed: after_renewed, Sharded: after_sharded,
+    WeightsTake: after_take, Iteration: after_iteration,
+}  # fmt: skip
+
+FAMILY = Family(Automaton("loss-scaling", Ledger(), advance))
+
+
+# -- what the rules share
+
+
+def by_hand(scaler: Named) -> bool:
+    """A loss scale kept by hand: its id is the key of a number, not an object."""
+    return isinstance(scaler.id, tuple)
+
+
+def still_scaled(ledger: Ledger, weights: Weights | None) -> Pending | None:
+    """The scaled backward whose gradients these still are, as far as can be known."""
+    if any(overlap(c.weights, weights) is not False for c in ledger.clean):
+        return None
+    return min(ledger.pending, key=lambda p: p.scaler.name, default=None)
+
+
+def optimizer_of(ledger: Ledger, weights: Weights | None) -> Own | None:
+    """The optimizer that these gradients belong to: the one over these weights, or the only one there is."""
+    if weights is not None:
+        found = [o for o in ledger.owns if overlap(o.weights, weights)]
+        if len(found) == 1:
+            return found[0]
+    return next(iter(ledger.owns)) if len(ledger.owns) == 1 else None
+
+
+def adaptive(own: Own | None) -> bool | None:
+    return None if own is None else any(word in own.cls for word in ADAPTIVE)
+
+
+def trace(pending: Pending, *more: Seen) -> tuple[Seen, ...]:
+    return tuple(s for s in (pending.scaled, pending.backward, *more) if s is not None)
+
+
+def hand_needs(scaler: Named) -> tuple[Any, ...]:
+    """A loss scale kept by hand is one only if the program also divides by it."""
+    return (("unscaled by hand", scaler.id),) if by_hand(scaler) else ()
+
+
+# -- the rules
+
+
+@FAMILY.rule("clip-before-unscale", Grads)
+def clip_before_unscale(ledger: Ledger, event: Grads) -> Iterator[Any]:
+    if event.how == "mul" and event.factor == "1/scale" and event.scaler is not None:
+        yield Evidence(("unscaled by hand", event.scaler.id))
+    if event.how != "clip" or event.factor == "scale":
+        return
+    pending = still_scaled(ledger, event.weights)
+    if pending is None:
+        return
+    own = optimizer_of(ledger, event.weights)
+    whose = f" of '{own.optimizer.name}'" if own is not None and own.optimizer.name else ""
+    consequence = {
+        True: "so it always bites; Adam divides the constant out again, until its eps no longer is small against what is left",
+        False: "so it always bites and the update shrinks by as much",
+        None: "so it always bites: SGD's update shrinks by as much, Adam's by its eps alone",
+    }[adaptive(own)]
+    yield Hit(
+        "clip-before-unscale",
+        event.at,
+        f"{event.api} sees gradients{whose} still scaled by '{pending.scaler.name}': its threshold meets a norm 65536 times too large "
+        f"(the initial scale), {consequence}",
+        trace(pending, seen(event, "clipped here, not unscaled since")),
+        needs=hand_needs(pending.scaler),
+    )
+
+
+@FAMILY.rule("scaled-gradients-read", Grads)
+def scaled_gradients_read(ledger: Ledger, event: Grads) -> Iterator[Any]:
+    if event.how != "read":
+        return
+    pending = still_scaled(ledger, event.weights)
+    if pending is not None:
+        yield Hit(
+            "scaled-gradients-read",
+            event.at,
+            f"{event.api} reads gradients still scaled by '{pending.scaler.name}': the number is as many times too large as the scale is at "
+            "that step",
+            trace(pending, seen(event, "read here, not unscaled since")),
+            needs=hand_needs(pending.scaler),
+        )
+
+
+@FAMILY.rule("step-bypasses-scaler", Step)
+def step_bypasses_scaler(ledger: Ledger, event: Step) -> Iterator[Any]:
+    if event.via is not None or ledger.unknown or ledger.is_plain:
+        return
+    name = event.optimizer.name
+    for p in ledger.progress:
+        if p.optimizer == event.optimizer and p.phase == "unscaled" and not p.dropped and not event.guarded:
+            yield Hit(
+                "step-bypasses-scaler",
+                event.at,
+                f"'{name}' steps past '{p.scaler.name}', which unscaled its gradients: a step with inf or NaN gradients is no longer skipped "
+                "but written into the weights",
+                (p.seen, seen(event, f"'{name}'.step() is called directly")),
+            )
+            return
+    mine = owned(ledger, event.optimizer)
+    if any(c.optimizer == event.optimizer or overlap(c.weights, mine) is not False for c in ledger.clean):
+        return
+    pending = min(ledger.pending, key=lambda p: p.scaler.name, default=None)
+    if pending is None:
+        return
+    if by_hand(pending.scaler) and pending.scaler not in ledger.partial:
+        return
+    own = next((o for o in ledger.owns if o.optimizer == event.optimizer), None)
+    consequence = {
+        True: "Adam divides the constant out, but its eps no longer counts and no step with inf or NaN is skipped",
+        False: "the update is 65536 times too large (the initial scale)",
+        None: "SGD's update is 65536 times too large (the initial scale); Adam's is not, but its eps no longer counts and no step with inf "
+        "or NaN is skipped",
+    }[adaptive(own)]
+    part = " (only part of them were divided by it)" if pending.scaler in ledger.partial else ""
+    yield Hit(
+        "step-bypasses-scaler",
+        event.at,
+        f"'{name}' steps on gradients still scaled by '{pending.scaler.name}'{part}: {consequence}",
+        trace(pending, seen(event, f"'{name}'.step() is called directly")),
+    )
+
+
+@FAMILY.rule("backward-without-scale", Backward, Step)
+def backward_without_scale(ledger: Ledger, event: Backward | Step) -> Iterator[Any]:
+    if isinstance(event, Backward):
+        if event.scale is not None and event.scale.value is not None:
+            yield Evidence(("scaled", event.scale.value.id))
+        return
+    if event.via is None or ledger.unknown or ledger.pending or ledger.plain is None or not ledger.is_plain:
+        return
+    made = any(m.scaler == event.via for m in ledger.made)
+    yield Hit(
+        "backward-without-scale",
+        ledger.plain.at,
+        f"'{event.via.name}' steps '{event.optimizer.name}', but this loss was never scaled: small gradients are not protected, and the "
+        "step divides all of them by the scale (65536 at first)",
+        (ledger.plain, seen(event, f"'{event.via.name}' divides the gradients by its scale and steps")),
+        unless=() if made else (("scaled", event.via.id),),
+    )
+
+
+@FAMILY.rule("missing-scaler-update", Grads, Step, Update, Closed)
+def missing_scaler_update(ledger: Ledger, event: Grads | Step | Update | Closed) -> Iterator[Any]:
+    if isinstance(event, Update):
+        yield Evidence(("updated", event.scaler.id))
+        return
+    if isinstance(event, Closed):
+        for p in sorted(ledger.progress, key=lambda p: (p.scaler.name, p.optimizer.name)):
+            if event.complete and p.phase == "stepped":
+                yield Hit(
+                    "missing-scaler-update",
+                    p.seen.at,
+                    f"'{p.scaler.name}' is never updated after it steps '{p.optimizer.name}': its scale never adapts, and the next step raises",
+                    (p.seen,),
+                    unless=(("updated", p.scaler.id),),
+                )
+        return
+    scaler = event.via if isinstance(event, Step) else event.scaler
+    if scaler is None or (isinstance(event, Grads) and event.how != "unscale"):
+        return
+    for p in ledger.progress:
+        if (p.scaler, p.optimizer) != (scaler, event.optimizer):
+            continue
+        if p.phase == "stepped":
+            yield Hit(
+                "missing-scaler-update",
+                p.seen.at,
+                f"'{p.scaler.name}' steps '{p.optimizer.name}' and comes back to it with no update() between: the second time raises "
+                "RuntimeError, and the scale never adapts",
+                (p.seen, seen(event, "reached again, not updated since")),
+            )
+        elif isinstance(event, Grads) and p.dropped:
+            yield Hit(
+                "missing-scaler-update",
+                p.seen.at,
+                f"a path unscales the gradients of '{p.optimizer.name}', drops them and never reaches '{p.scaler.name}'.update(): the next "
+                "unscale_ raises RuntimeError",
+                (p.seen, seen(event, "unscaled again, not updated since")),
+            )
+
+
+@FAMILY.rule("double-unscale", Grads)
+def double_unscale(ledger: Ledger, event: Grads) -> Iterator[Any]:
+    if event.how != "unscale":
+        return
+    for p in ledger.progress:
+        if (p.scaler, p.optimizer) == (event.scaler, event.optimizer) and p.phase == "unscaled" and not p.dropped:
+            yield Hit(
+                "double-unscale",
+                event.at,
+                f"'{p.scaler.name}'.unscale_('{p.optimizer.name}') runs again before update(): RuntimeError. Unscale only where the step "
+                "follows",
+                (p.seen, seen(event, "unscaled again, not updated since")),
+            )
+
+
+@FAMILY.rule("backward-after-unscale", Step)
+def backward_after_unscale(ledger: Ledger, event: Step) -> Iterator[Any]:
+    for c in ledger.clean:
+        if c.optimizer == event.optimizer and c.mixed and c.mixed_by is not None:
+            if any(p.optimizer != event.optimizer for p in ledger.progress) or len(ledger.owns) > 1:
+                continue  # with several optimizers the later loss may be another one's
+            yield Hit(
+                "backward-after-unscale",
+                c.mixed_by.at,
+                f"this backward adds scaled gradients to those of '{event.optimizer.name}' that were already unscaled: the sum is "
+                "dominated by the scaled part",
+                (c.seen, c.mixed_by, seen(event, f"'{event.optimizer.name}' steps on the sum")),
+            )
+
+
+@FAMILY.rule("scaler-with-half-weights", Grads, Step)
+def scaler_with_half_weights(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
+    scaler = event.via if isinstance(event, Step) else event.scaler
+    if scaler is None or event.optimizer is None or (isinstance(event, Grads) and event.how != "unscale"):
+        return
+    if any(p.optimizer == event.optimizer and p.phase == "unscaled" for p in ledger.progress):
+        return  # said at its unscale_
+    own = next((o for o in ledger.owns if o.optimizer == event.optimizer), None)
+    if own is None or not covers(ledger.half, own.weights):
+        return
+    if not any(m.scaler == scaler and m.cls.startswith(("torch.", "fairscale.")) for m in ledger.made):
+        return
+    yield Hit(
+        "scaler-with-half-weights",
+        event.at,
+        f"'{scaler.name}' unscales gradients of fp16 weights: GradScaler raises 'Attempting to unscale FP16 gradients'. Keep the weights in "
+        "fp32 and let autocast cast them",
+        (own.seen, seen(event, "unscaled here")),
+    )
+
+
+@FAMILY.rule("scaler-with-bf16", LossScaled)
+def scaler_with_bf16(ledger: Ledger, event: LossScaled) -> Iterator[Any]:
+    if event.region is not None and event.region.dtype == "bfloat16":
+        yield Hit(
+            "scaler-with-bf16",
+            event.at,
+            f"'{event.scaler.name}' scales a loss computed under bf16 autocast: bf16 has fp32's range, so the scale protects nothing, while "
+            "its inf checks synchronise each step and can skip steps in silence",
+            (Seen(event.region.at, "bf16 autocast"), seen(event, f"scaled by '{event.scaler.name}'")),
+        )
+
+
+@FAMILY.rule("fp16-without-scaler", Backward, ScalerMade, LossScaled)
+def fp16_without_scaler(ledger: Ledger, event: Backward | ScalerMade | LossScaled) -> Iterator[Any]:
+    if not isinstance(event, Backward):
+        yield Evidence("a scaler")
+        return
+    region = event.loss_region
+    if event.scale != Known(None) or region is None or region.dtype != "float16" or region.device == "cpu":
+        return
+    how = "autocast's default dtype on CUDA" if region.default_dtype else "float16"
+    yield Hit(
+        "fp16-without-scaler",
+        event.at,
+        f"backward of a loss computed under fp16 autocast ({how}) with no GradScaler: gradients below 6e-8 become 0",
+        (Seen(region.at, "fp16 autocast"), seen(event, "backward, the loss not scaled")),
+        confidence="certain" if region.device == "cuda" else "likely",
+        unless=("a scaler",),
+    )
+
+
+@FAMILY.rule("scaler-rebuilt-in-loop", ScalerMade)
+def scaler_rebuilt_in_loop(ledger: Ledger, event: ScalerMade) -> Iterator[Any]:
+    for m in ledger.made:
+        if m.scaler == event.scaler and m.used:
+            yield Hit(
+                "scaler-rebuilt-in-loop",
+                event.at,
+                "a new scaler is made each time round although the optimizer goes on: the scale starts again at 65536, and the first "
+                "steps after it are skipped until it has settled",
+                (seen(event, "made again, after the one made here before has stepped"),),
+            )
+
+
+@FAMILY.rule("scaler-not-checkpointed", Checkpoint)
+def scaler_not_checkpointed(ledger: Ledger, event: Checkpoint) -> Iterator[Any]:
+    if event.scalers:
+        yield Evidence("a saved scaler")
+    if not (event.write and event.complete and event.optimizers and not event.scalers):
+        return
+    used = sorted({p.scaler for p in ledger.progress} | {m.scaler for m in ledger.made}, key=lambda s: s.name)
+    if used:
+        yield Hit(
+            "scaler-not-checkpointed",
+            event.at,
+            f"the checkpoint holds '{event.optimizers[0].name}' but not '{used[0].name}': a resumed run starts its scale again at 65536 and "
+            "skips steps until it has settled",
+            (*(m.seen for m in sorted(ledger.made, key=lambda m: m.scaler.name)[:1]), seen(event, "saved without the scaler's state")),
+            unless=("a saved scaler",),
+        )
+
+
+@FAMILY.rule("scaler-updated-per-optimizer", Step)
+def scaler_updated_per_optimizer(ledger: Ledger, event: Step) -> Iterator[Any]:
+    for w in ledger.waiting:
+        if w.scaler == event.via and event.optimizer not in w.stepped:
+            yield Hit(
+                "scaler-updated-per-optimizer",
+                w.update.at,
+                f"'{w.scaler.name}' is updated before '{event.optimizer.name}' has stepped on gradients with the old scale: update once, after "
+                "all optimizers",
+                (w.update, seen(event, f"'{event.optimizer.name}' steps afterwards, with no backward between")),
+            )
+
+
+@FAMILY.rule("plain-scaler-with-fsdp1", Step)
+def plain_scaler_with_fsdp1(ledger: Ledger, event: Step) -> Iterator[Any]:
+    for m in ledger.made:
+        if m.scaler == event.via and ledger.sharded and m.cls.endswith(".GradScaler") and m.cls.startswith("torch."):
+            yield Hit(
+                "plain-scaler-with-fsdp1",
+                m.seen.at,
+                f"'{m.scaler.name}' is a plain GradScaler over FSDP1 shards: each rank looks for inf in its own shard alone, so ranks disagree "
+                "on skipping; use ShardedGradScaler",
+                (m.seen, seen(event, "steps sharded weights")),
+            )
+
+
+@FAMILY.rule("scaler-settings", ScalerMade)
+def scaler_settings(ledger: Ledger, event: ScalerMade) -> Iterator[Any]:
+    if event.enabled == Known(False):
+        return
+    settings = dict(event.settings)
+
+    def number(name: str, default: float) -> float:
+        value = settings.get(name, default)
+        return float(value) if isinstance(value, (int, float)) else default
+
+    init, growth = number("init_scale", 65536.0), number("growth_factor", 2.0)
+    backoff, interval = number("backoff_factor", 0.5), number("growth_interval", 2000)
+    fault = ""
+    if growth <= 1.0:
+        fault = f"growth_factor={growth:g} is not above 1: GradScaler raises"
+    elif backoff >= 1.0:
+        fault = f"backoff_factor={backoff:g} is not below 1: GradScaler raises, as the scale could never recover from an overflow"
+    elif init <= 1.0 and interval >= 100:
+        fault = f"init_scale={init:g} protects nothing until the scale has grown, once in {interval:g} steps"
+    elif init >= 2.0**24:
+        fault = f"init_scale={init:g} overflows fp16 gradients at once: steps are skipped until it has halved often enough"
+    elif interval >= 1_000_000:
+        fault = f"growth_interval={interval:g} is longer than a run: after an overflow the scale never comes back"
+    if fault:
+        yield Hit("scaler-settings", event.at, fault, (seen(event, "made with these settings"),))
+
+
+@FAMILY.rule("scheduler-steps-when-skipped", SchedulerStep)
+def scheduler_steps_when_skipped(ledger: Ledger, event: SchedulerStep) -> Iterator[Any]:
+    stepped = sorted(
+        (p.seen for p in ledger.progress if p.phase == "stepped"), key=lambda s: s.text
+    ) or sorted((w.update for w in ledger.waiting), key=lambda s: s.text)
+    if stepped and not event.guarded:
+        yield Hit(
+            "scheduler-steps-when-skipped",
+            event.at,
+            f"'{event.scheduler.name}' advances also when the scaler skipped the step: compare get_scale() before and after update()",
+            (stepped[0], seen(event, "advances whether or not the step was skipped")),
+        )
+
+
+@FAMILY.rule("scale-read-on-host", ScaleRead)
+def scale_read_on_host(ledger: Ledger, event: ScaleRead) -> Iterator[Any]:
+    if ledger.looping and not event.when:
+        yield Hit(
+            "scale-read-on-host",
+            event.at,
+            f"'{event.scaler.name}'.get_scale() waits for the GPU each time round: read it where you log, every N steps",
+            (seen(event, "read each time round"),),
+        )

@@ -1,0 +1,86 @@
+"""What outside APIs do, read from ``rules/frameworks.toml``: a table, so that the interpreter holds no list of names."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from precisionlint.catalogue import folder
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True)
+class Apis:
+    """The table, arranged for look-ups by canonical name."""
+
+    aliases: dict[str, str]
+    scalers: frozenset[str]
+    sharded_scalers: frozenset[str]
+    scaler_settings: tuple[str, ...]
+    autocast: dict[str, str]
+    optimizers: frozenset[str]
+    adaptive: frozenset[str]
+    other_optimizers: tuple[str, ...]
+    clips: dict[str, tuple[int, str, int, str]]
+    norms: dict[str, int]
+    wrappers: frozenset[str]
+    fsdp1: frozenset[str]
+    fsdp2: frozenset[str]
+    owners: frozenset[str]
+    owner_bases: frozenset[str]
+    load_methods: frozenset[str]
+    load_arguments: tuple[str, ...]
+
+    def canonical(self, name: str) -> str:
+        return self.aliases.get(name, name)
+
+    def kind(self, name: str) -> str:
+        """What objects of a class are: "scaler", "autocast", "optimizer", "owner", "module", or ""."""
+        if name in self.scalers or name in self.sharded_scalers:
+            return "scaler"
+        if name in self.autocast:
+            return "autocast"
+        if name in self.optimizers or name.startswith("torch.optim.") and name.count(".") == 2 and name[12].isupper():
+            return "optimizer"
+        if any(name.startswith(prefix + ".") or name == prefix for prefix in self.other_optimizers):
+            return "optimizer"
+        if name in self.owners or name in self.owner_bases:
+            return "owner"
+        if name.startswith(("torch.nn.", "torchvision.models.", "timm.create_model")):
+            last = name.rpartition(".")[2]
+            if last[:1].isupper() or name.startswith(("torchvision.models.", "timm.")):
+                return "module"
+        return ""
+
+
+@lru_cache(maxsize=1)
+def table() -> Apis:
+    """The table of this installation."""
+    data: dict[str, Any] = tomllib.loads((folder() / "frameworks.toml").read_text("utf-8"))
+    autocast = {name: device for name, device in data["autocast"].items() if name != "read-in"}
+    clips = {name: tuple(value) for name, value in data["clips"].items() if name != "read-in"}
+    return Apis(
+        aliases=data["aliases"],
+        scalers=frozenset(data["scalers"]["plain"]),
+        sharded_scalers=frozenset(data["scalers"]["sharded"]),
+        scaler_settings=tuple(data["scalers"]["settings"]),
+        autocast=autocast,
+        optimizers=frozenset(data["optimizers"]["plain"]),
+        adaptive=frozenset(data["optimizers"]["adaptive"]),
+        other_optimizers=tuple(data["optimizers"]["others"]),
+        clips=clips,
+        norms=data["norms"],
+        wrappers=frozenset(data["wrappers"]["names"]),
+        fsdp1=frozenset(data["wrappers"]["fsdp1"]),
+        fsdp2=frozenset(data["wrappers"]["fsdp2"]),
+        owners=frozenset(data["owners"]["names"]),
+        owner_bases=frozenset(data["owners"]["bases"]),
+        load_methods=frozenset(data["loads"]["methods"]),
+        load_arguments=tuple(data["loads"]["arguments"]),
+    )

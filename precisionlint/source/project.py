@@ -1,0 +1,368 @@
+"""The files of a project: where a module's name leads, and each file read, parsed and lowered when it is needed.
+
+Reads nothing outside the project's root and runs nothing. Which functions can matter at all is decided here, by the words
+that they and the functions they name contain: what holds none of them is never interpreted.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import libcst as cst
+
+from precisionlint.source import program as p
+from precisionlint.source.lower import lower_body, lower_module
+
+WORD = re.compile(r"[^\W\d]\w*")
+IMPORTED = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)*))", re.M)
+
+TRIGGERS = frozenset(
+    "backward unscale_ zero_grad get_scale autocast grad grads parameters half bfloat16 float16 float32 from_pretrained "
+    "state_dict load_state_dict requires_grad_ requires_grad custom_op custom_fwd triton_op register_autocast optim optimizer "
+    "optimizers optimizer_step manual_backward clip_gradients no_sync mixed_precision nullcontext contextmanager set_default_dtype "
+    "set_float32_matmul_precision allow_tf32 fp32_precision GradScaler ShardedGradScaler scaler step update save "
+    "dtype amp fp16 bf16".split()
+)
+TRIGGER_PARTS = ("scaler", "autocast", "clip_grad", "optim", "precision", "amp_", "_amp", "loss_scale", "fp16", "bf16")
+FILE_WORDS = (
+    b"GradScaler", b"scaler", b"unscale_", b"autocast", b"clip_grad", b"backward(", b"zero_grad", b"bfloat16", b"float16", b".half(",
+    b"optim.", b"Adam", b"SGD(", b"custom_op", b"Function)", b".grad", b"loss_scale", b"FullyShardedDataParallel", b"triton",
+)  # fmt: skip
+SMALL = 5
+"""Functions of up to so many lines are always entered: getters and switches are what conditions are made of."""
+
+KEPT = 40
+"""How many parsed files a project keeps between two programs: memory against parsing again."""
+
+SCALER_USE = re.compile(r"(\w+)\.unscale_\(|(\w+)\.scale\([^\n]*\)\.backward\(")
+
+SKIPPED_NAMES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "triton", "transformers", "yaml", "tqdm"}
+
+
+class Unreadable(Exception):
+    """A file that cannot be read as Python: its line, and what is wrong in one sentence."""
+
+    def __init__(self, line: int | None, message: str) -> None:
+        super().__init__(message)
+        self.line = line
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The lines of each function and class of a file, in the order in which they are written."""
+
+    lines: tuple[tuple[int, int], ...]
+
+
+def parse(data: bytes) -> tuple[cst.Module, ast.Module]:
+    """The two trees of a file. ``ast`` goes first: it names the true place of a syntax error, and refuses what libcst cannot take.
+
+    Raises: Unreadable.
+    """
+    if b"\0" in data:
+        raise Unreadable(data.count(b"\n", 0, data.index(b"\0")) + 1, "holds a NUL byte: not Python source")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            syntax = ast.parse(data)
+    except SyntaxError as error:
+        raise Unreadable(error.lineno or None, f"syntax error: {error.msg}") from None
+    except (RecursionError, MemoryError):
+        raise Unreadable(None, "nested too deeply to be parsed") from None
+    except ValueError as error:
+        raise Unreadable(None, f"cannot be decoded: {error}") from None
+    try:
+        return cst.parse_module(data), syntax
+    except cst.ParserSyntaxError as error:
+        raise Unreadable(error.raw_line, "libcst cannot parse this file") from None
+    except (UnicodeDecodeError, LookupError) as error:
+        raise Unreadable(None, f"cannot be decoded: {error}") from None
+    except (RecursionError, MemoryError):
+        raise Unreadable(None, "nested too deeply to be parsed") from None
+
+
+def definitions(body: Iterable[Any]) -> Iterator[tuple[int, int]]:
+    """(first line, last line) of every def and class of an ast, in source order."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.lineno, node.end_lineno or node.lineno
+            yield from definitions(node.body)
+            continue
+        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+            inner = getattr(node, name, None)
+            if isinstance(inner, list):
+                yield from definitions(inner)
+
+
+def definition_nodes(node: Any) -> Iterator[Any]:
+    """Every def and class of a libcst tree, in the same order as ``definitions``."""
+    for child in getattr(node, "body", ()) if isinstance(node, (cst.Module, cst.IndentedBlock)) else ():
+        kind = type(child)
+        if kind is cst.SimpleStatementLine:
+            continue
+        if kind is cst.FunctionDef or kind is cst.ClassDef:
+            yield child
+        if kind is cst.Match:
+            for case in child.cases:
+                yield from definition_nodes(case.body)
+            continue
+        yield from definition_nodes(child.body)
+        for handler in getattr(child, "handlers", ()):
+            yield from definition_nodes(handler.body)
+        orelse = getattr(child, "orelse", None)
+        while isinstance(orelse, cst.If):
+            yield from definition_nodes(orelse.body)
+            orelse = orelse.orelse
+        if orelse is not None:
+            yield from definition_nodes(orelse.body)
+        final = getattr(child, "finalbody", None)
+        if final is not None:
+            yield from definition_nodes(final.body)
+
+
+class ProjectModule:
+    """One file of the project, parsed and lowered at its top level."""
+
+    def __init__(self, project: Project, path: Path, name: str, data: bytes) -> None:
+        self.project = project
+        self.path = path
+        self.name = name
+        self.tree, syntax = parse(data)
+        self.text = data.decode(self.tree.encoding, errors="replace")
+        self.lines = self.text.splitlines()
+        self.spans: dict[Any, tuple[int, int]] = dict(
+            zip(definition_nodes(self.tree), definitions(syntax.body), strict=False)
+        )
+        self.block, self.functions = lower_module(self.tree, self.spans)
+        # What is used as only a scaler is, whatever its name.
+        self.scaler_names = {a or b for a, b in SCALER_USE.findall(self.text)}
+        self._words: dict[p.Function, frozenset[str]] = {}
+        self._relevant: set[str] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    def body(self, function: p.Function) -> p.Block:
+        return lower_body(function, self.spans)
+
+    def words(self, function: p.Function) -> frozenset[str]:
+        """Every word in a function's lines."""
+        if function not in self._words:
+            if function.first_line:
+                source = "\n".join(self.lines[function.first_line - 1 : function.last_line])
+            else:
+                source = self.tree.code_for_node(function.node)
+            self._words[function] = frozenset(WORD.findall(source))
+        return self._words[function]
+
+    @cached_property
+    def all_functions(self) -> list[tuple[str, int, int, frozenset[str]]]:
+        """(name, first line, last line, words) of every function, nested ones too."""
+        found = []
+        for node, (first, last) in self.spans.items():
+            if isinstance(node, cst.FunctionDef):
+                words = frozenset(WORD.findall("\n".join(self.lines[first - 1 : last])))
+                found.append((node.name.value, first, last, words))
+        return found
+
+    @property
+    def relevant_names(self) -> set[str]:
+        """The names of functions (and of classes that hold one) that can reach a precision event."""
+        if self._relevant is None:
+            self._relevant = set()  # what an import cycle sees meanwhile
+            imported = self.imported_relevant_names()
+            names = {name for name, _, _, words in self.all_functions if has_trigger(words)}
+            grown = True
+            while grown:
+                before = len(names)
+                known = names | imported
+                for name, first, last, words in self.all_functions:
+                    if name not in names and (not words.isdisjoint(known - {name}) or last - first < SMALL):
+                        names.add(name)
+                grown = len(names) > before
+            for node, (first, last) in self.spans.items():
+                if isinstance(node, cst.ClassDef) and any(
+                    first <= f and l <= last for name, f, l, _ in self.all_functions if name in names
+                ):
+                    names.add(node.name.value)
+            self._relevant = names | imported
+        return self._relevant
+
+    def imported_relevant_names(self) -> set[str]:
+        names: set[str] = set()
+        for instr in self.block.code:
+            if isinstance(instr, p.Import):
+                target = self.project.find(instr.module, instr.level, self)
+                if target is None or not self.project.worth_reading(target):
+                    continue
+                module = self.project.load(target)
+                if module is None or module is self:
+                    continue
+                relevant = module.relevant_names
+                if instr.name in (None, "*"):
+                    names |= relevant
+                elif instr.name in relevant and instr.alias:
+                    names.add(instr.alias)
+        return names
+
+    def is_relevant(self, function: p.Function) -> bool:
+        """Whether a function's body is worth interpreting."""
+        if function.first_line and function.last_line - function.first_line < SMALL:
+            return True
+        words = self.words(function)
+        return has_trigger(words) or not words.isdisjoint(self.relevant_names - {function.name})
+
+    @cached_property
+    def positions(self) -> Any:
+        """libcst node -> CodeRange; computed only when a finding needs it."""
+        from libcst.metadata import MetadataWrapper, PositionProvider
+
+        return MetadataWrapper(self.tree, unsafe_skip_copy=True).resolve(PositionProvider)
+
+
+def has_trigger(words: frozenset[str]) -> bool:
+    return not words.isdisjoint(TRIGGERS) or any(part in word for word in words for part in TRIGGER_PARTS)
+
+
+ROOT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
+
+
+def find_root(path: Path) -> Path:
+    """The project that a file belongs to: the nearest folder above it with a pyproject.toml, setup.py or .git, else its own."""
+    for folder in path.parents:
+        if any((folder / mark).exists() for mark in ROOT_MARKS):
+            return folder
+    return path.parent
+
+
+class Project:
+    """The modules under one root, each loaded at most once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.modules: dict[Path, ProjectModule | None] = {}
+        self.errors: dict[Path, Unreadable] = {}
+        self._data: dict[Path, bytes | None] = {}
+        self._worth: dict[Path, bool] = {}
+        self._found: dict[tuple[str, int, Path], Path | None] = {}
+
+    def read(self, path: Path) -> bytes | None:
+        try:
+            return path.read_bytes()
+        except OSError:
+            return None
+
+    def load(self, path: Path, data: bytes | None = None) -> ProjectModule | None:
+        """The module of a file, or None where it cannot be read (why: ``errors``)."""
+        if path not in self.modules:
+            if data is None:
+                data = self.read(path)
+            self.modules[path] = None
+            if data is not None:
+                try:
+                    self.modules[path] = ProjectModule(self, path, self.name_of(path), data)
+                except Unreadable as error:
+                    self.errors[path] = error
+                except RecursionError:
+                    self.errors[path] = Unreadable(None, "nested too deeply to be read")
+        return self.modules[path]
+
+    def forget_large(self) -> None:
+        """Drops the trees once there are many: the next program loads what it needs itself."""
+        if len(self.modules) > KEPT:
+            self.modules.clear()
+
+    def name_of(self, path: Path) -> str:
+        try:
+            parts = list(path.relative_to(self.root).with_suffix("").parts)
+        except ValueError:
+            parts = [path.stem]
+        if parts and parts[-1] == "__init__":
+            parts.pop()
+        if parts and parts[0] == "src":
+            parts = parts[1:]
+        return ".".join(parts)
+
+    def worth_reading(self, path: Path) -> bool:
+        """Whether a file holds a word that a precision event needs, or imports a file that does."""
+        if path not in self._worth:
+            self._worth[path] = False
+            data = self.read(path)
+            if data is None:
+                return False
+            if any(word in data for word in FILE_WORDS):
+                self._worth[path] = True
+            elif path.name == "__init__.py" or len(data) < 20_000:
+                self._worth[path] = any(
+                    target is not None and self.holds_word(target) for target in self.imports_of(path, data)
+                )
+        return self._worth[path]
+
+    def holds_word(self, path: Path) -> bool:
+        data = self.read(path)
+        return data is not None and any(word in data for word in FILE_WORDS)
+
+    def imports_of(self, path: Path, data: bytes) -> Iterator[Path | None]:
+        for match in IMPORTED.finditer(data):
+            for part in (match[1] or match[2]).decode("ascii", "replace").split(","):
+                name = part.strip()
+                level = len(name) - len(name.lstrip("."))
+                yield self.resolve(name.lstrip("."), level, path)
+
+    def find(self, name: str, level: int, module: ProjectModule) -> Path | None:
+        return self.resolve(name, level, module.path)
+
+    def resolve(self, name: str, level: int, path: Path) -> Path | None:
+        """The file of a module as it is imported in ``path``; None where it is not the project's."""
+        key = (name, level, path.parent)
+        if key not in self._found:
+            self._found[key] = self._resolve(name, level, path)
+        return self._found[key]
+
+    def _resolve(self, name: str, level: int, path: Path) -> Path | None:
+        parts = [part for part in name.split(".") if part]
+        if level:
+            folder = path.parent
+            for _ in range(level - 1):
+                folder = folder.parent
+            return self.file_of(folder, parts) if self.inside(folder) else None
+        if not parts or (parts[0] in SKIPPED_NAMES and not (self.root / parts[0]).is_dir()):
+            return None
+        for folder in self.search_folders(path):
+            found = self.file_of(folder, parts)
+            if found is not None:
+                return found
+        return None
+
+    def search_folders(self, path: Path) -> Iterator[Path]:
+        """Where an absolute import may look: beside a script, then up to the root and its src folder."""
+        folder = path.parent
+        while self.inside(folder):
+            yield folder
+            if folder == self.root:
+                break
+            folder = folder.parent
+        yield self.root / "src"
+
+    def inside(self, folder: Path) -> bool:
+        return folder == self.root or self.root in folder.parents
+
+    def file_of(self, folder: Path, parts: list[str]) -> Path | None:
+        base = folder.joinpath(*parts)
+        init = base / "__init__.py"
+        if init.is_file():
+            return init
+        if parts:
+            single = base.with_name(base.name + ".py")
+            if single.is_file():
+                return single
+        return None

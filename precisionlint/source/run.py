@@ -1,0 +1,167 @@
+"""One run of the checker over many files: what they share (projects, rules), and findings with their places.
+
+Each file is a program of its own; where a proof ends in another file, the finding stands at the call in this one, unless that
+other file shows it by itself.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precisionlint import catalogue
+from precisionlint.checks import RULES, Hit, Judge
+from precisionlint.findings import FileError, Finding, GaveUp, Place, Step
+from precisionlint.source.interpret import Where
+from precisionlint.source.project import Project, ProjectModule, find_root
+from precisionlint.source.reading import Reading, read
+from precisionlint.source.values import Const, Value, const
+
+if TYPE_CHECKING:
+    from precisionlint.check import Totals
+
+CONSTANTS = {"true": True, "false": False, "none": None}
+
+
+def assumed(text: str) -> Const:
+    """The value of ``--assume NAME=VALUE``: True, False, None, a number, or else a string."""
+    if text.lower() in CONSTANTS:
+        return const(CONSTANTS[text.lower()])
+    for kind in (int, float):
+        try:
+            return const(kind(text))
+        except ValueError:
+            continue
+    return const(text.strip("\"'"))
+
+
+class Run:
+    """The state of one run."""
+
+    def __init__(self, select: frozenset[str], assume: dict[str, str]) -> None:
+        self.rules = catalogue.load()
+        self.judge = Judge(check for name, check in RULES.items() if name in select)
+        self.assume: dict[str, Value] = {name: assumed(text) for name, text in assume.items()}
+        self.projects: dict[Path, Project] = {}
+        self.roots: dict[Path, Path] = {}
+        self.alone: dict[Path, frozenset[tuple[str, int]]] = {}
+
+    def project(self, path: Path) -> Project:
+        folder = path.parent
+        if folder not in self.roots:
+            self.roots[folder] = find_root(path)
+        root = self.roots[folder]
+        if root not in self.projects:
+            self.projects[root] = Project(root)
+        return self.projects[root]
+
+    def file(
+        self, display: str, path: Path, data: bytes, errors: list[FileError], total: Totals
+    ) -> list[Finding]:
+        """The findings of one file."""
+        path = Path(os.path.abspath(path))
+        project = self.project(path)
+        module = project.load(path, data)
+        if module is None:
+            error = project.errors.get(path)
+            errors.append(FileError(display, error.line if error else None, error.message if error else "cannot be read"))
+            return []
+        reading = read(project, module, self.judge, self.assume)
+        places = Places(module, display)
+        findings = self.findings(reading, places, project)
+        self.count(total, reading, module, places)
+        project.forget_large()
+        return findings
+
+    def findings(self, reading: Reading, places: Places, project: Project) -> list[Finding]:
+        best: dict[tuple[str, Place], Finding] = {}
+        for hit in reading.hits:
+            if not isinstance(hit.at, Where):
+                continue
+            place = places.primary(hit.at)
+            if place is None:
+                continue
+            if hit.at.module is not places.module and self.shown_alone(project, hit):
+                continue
+            finding = self.finding(hit, place, places)
+            key = (hit.rule, place)
+            if key not in best or rank(finding) < rank(best[key]):
+                best[key] = finding
+        return list(best.values())
+
+    def shown_alone(self, project: Project, hit: Hit) -> bool:
+        """Whether the file in which a fault ends shows it without the one that calls into it."""
+        module: ProjectModule = hit.at.module
+        if module.path not in self.alone:
+            self.alone[module.path] = frozenset()
+            reading = read(project, module, self.judge, self.assume)
+            places = Places(module, "")
+            self.alone[module.path] = frozenset(
+                (one.rule, place.line) for one in reading.hits if (place := places.primary(one.at)) is not None
+            )
+        return (hit.rule, Places(module, "").of(hit.at.module, hit.at.node).line) in self.alone[module.path]
+
+    def finding(self, hit: Hit, place: Place, places: Places) -> Finding:
+        rule = self.rules[hit.rule]
+        labels: list[str] = []
+        for seen in hit.trace:
+            labels.extend(label for label in seen.when if label not in labels)
+        labels = [label for label in labels if f"not {label}" not in labels and label.removeprefix("not ") not in labels or not label.startswith("not ") and f"not {label}" not in labels]
+        steps = [Step(places.of(seen.at.module, seen.at.node), seen.text) for seen in hit.trace if isinstance(seen.at, Where)]
+        return Finding(
+            hit.rule, rule.family, hit.severity or rule.severity, hit.confidence, hit.message, place, " and ".join(labels[:3]), tuple(steps)  # type: ignore[arg-type]
+        )
+
+    def count(self, total: Totals, reading: Reading, module: ProjectModule, places: Places) -> None:
+        coverage = reading.coverage
+        total.read += 1
+        total.programs += coverage.programs + 1
+        total.loops += len(coverage.loops)
+        total.optimizers += len(coverage.optimizers)
+        total.scalers += len(coverage.scalers)
+        if coverage.recipe:
+            total.recipes.append(" + ".join(sorted(coverage.recipe)))
+        for (where, node), what in coverage.gave_up.items():
+            place = places.of(where, getattr(node, "node", node))
+            total.gave_up.append(GaveUp(place.path, place.line, what))
+
+
+def rank(finding: Finding) -> tuple[Any, ...]:
+    """The better of two findings at one place: certain before likely, fewer conditions, the shorter way."""
+    return (finding.confidence != "certain", finding.when.count(" and ") + bool(finding.when), len(finding.trace), finding.message)
+
+
+class Places:
+    """Nodes as places, seen from the file that was asked for."""
+
+    def __init__(self, module: ProjectModule, display: str) -> None:
+        self.module = module
+        self.display = display
+
+    def primary(self, where: Where) -> Place | None:
+        """Where a finding stands in this file: its own place, or the call in this file that led there; None if there is neither."""
+        if where.module is self.module:
+            return self.of(where.module, where.node)
+        for module, node in reversed(where.stack):
+            if module is self.module:
+                return self.of(module, node)
+        return None
+
+    def path_of(self, module: ProjectModule) -> str:
+        if module is self.module:
+            return self.display
+        if os.path.isabs(self.display):
+            return module.path.as_posix()
+        return Path(os.path.relpath(module.path)).as_posix()
+
+    def of(self, module: ProjectModule, node: Any) -> Place:
+        import libcst as cst
+
+        if isinstance(node, (cst.FunctionDef, cst.ClassDef)):
+            node = node.name
+        span = module.positions.get(node)
+        if span is None:
+            return Place(self.path_of(module), 1, 1, 1, 1)
+        start, end = span.start, span.end
+        return Place(self.path_of(module), start.line, start.column + 1, end.line, end.column + 1)

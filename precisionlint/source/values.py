@@ -1,0 +1,259 @@
+"""The values of the abstract interpretation: few, immutable, compared by identity or by content.
+
+What is not one of these is a ``Sym``: a value about which only its identity, its name in the program and what flowed into it
+are known. Symbols are interned, so that the same access path on the same unknown value is the same symbol.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Union
+
+from precisionlint.events import Named, Region, Weights
+
+if TYPE_CHECKING:
+    from precisionlint.source import program as p
+    from precisionlint.source.project import ProjectModule
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What went into a value that matters for precision.
+
+    ``scaled``: the scaler whose scale the value carries, ``UNSURE`` where it may carry one, or None.
+    ``region``: the autocast region in which it was computed, ``UNSURE`` where that is unknown, or None.
+    ``factor``: ``"scale"`` or ``"1/scale"`` for a number that is the scale of ``scaler`` itself, not a loss that carries it.
+    """
+
+    scaled: Named | str | None = None
+    region: Region | str | None = None
+    factor: str = ""
+    scaled_at: Any = field(default=None, compare=False)
+
+
+UNSURE = "?"
+PLAIN = Flow()
+
+
+def join(left: Flow, right: Flow) -> Flow:
+    """The flow of a value made of two."""
+    if left is right or right == PLAIN:
+        return left
+    if left == PLAIN:
+        return right
+    scaled, at = left.scaled or right.scaled, left.scaled_at or right.scaled_at
+    return Flow(scaled, left.region or right.region, left.factor or right.factor, at)
+
+
+class Sym:
+    """An unknown value. ``sources`` are the symbols (itself among them) whose renewal ends what is known of it."""
+
+    __slots__ = ("default", "flow", "key", "of", "sources", "text")
+
+    def __init__(self, key: tuple[Any, ...], text: str, flow: Flow, sources: frozenset[Sym], of: tuple[Value, ...]):
+        self.key = key
+        self.text = text
+        self.flow = flow
+        self.sources = sources | {self} if key[0] == "site" else sources
+        self.of = of
+        self.default: Value | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.text}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A Python constant; ``kind`` keeps ``1``, ``1.0`` and ``True`` apart."""
+
+    value: Any
+    kind: str
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def const(value: Any) -> Const:
+    return Const(value, type(value).__name__)
+
+
+NONE, TRUE, FALSE = const(None), const(True), const(False)
+
+
+@dataclass(frozen=True, slots=True)
+class Cond:
+    """The truth of a statement about a symbol: ``truth``, ``none`` or ``eq`` (to a constant)."""
+
+    sym: Sym
+    kind: str
+    const: Const | External | None
+    positive: bool
+
+    @property
+    def text(self) -> str:
+        match self.kind, self.positive:
+            case "truth", True:
+                return self.sym.text
+            case "truth", False:
+                return f"not {self.sym.text}"
+            case "none", positive:
+                return f"{self.sym.text} is {'' if positive else 'not '}None"
+        constant = self.const.name if isinstance(self.const, External) else repr(self.const)
+        return f"{self.sym.text} {'==' if self.positive else '!='} {constant}"
+
+
+@dataclass(frozen=True, slots=True)
+class External:
+    """A name of an outside API, canonical (``torch.amp.GradScaler``, ``torch.float16``). ``benign``: a name of the project's own
+    whose file holds nothing that touches precision."""
+
+    name: str
+    benign: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Obj:
+    """An object made at ``site`` in a run: an instance of a class (outside or the project's), a list or a dict."""
+
+    site: Any
+    cls: Value
+
+    def __repr__(self) -> str:
+        return f"Obj({self.cls})"
+
+
+@dataclass(frozen=True, slots=True)
+class Func:
+    """A function of the project, over the frame that it was defined in, bound to ``receiver`` if it is a method."""
+
+    function: p.Function
+    module: ProjectModule
+    frame: int
+    receiver: Value | None = None
+    owner: Class | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """A class of the project; its attributes and bases live in the heap."""
+
+    cls: p.ClassDef
+    module: ProjectModule
+    frame: int
+
+    def __repr__(self) -> str:
+        return f"Class({self.cls.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of something outside the project, not called yet."""
+
+    receiver: Value
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Super:
+    """``super()`` inside a method of ``owner``."""
+
+    receiver: Value
+    owner: Class
+
+
+@dataclass(frozen=True, slots=True)
+class Tup:
+    """A tuple (or another sequence that nothing changes)."""
+
+    items: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """A sequence of unknown length whose elements are all alike."""
+
+    element: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """Parameters (``"params"``, ``"param"``), or their gradients (``"grad"``). ``part``: not all of the weights named."""
+
+    kind: str
+    weights: Weights | None
+    part: bool = False
+    flow: Flow = PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    func: Value
+    args: tuple[tuple[str | None, Value], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """A context manager made by a generator function of the project, not entered yet."""
+
+    func: Func
+    args: tuple[tuple[str | None, Value], ...]
+    site: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What a loop runs over, seen through ``enumerate``, ``zip``, ``items``, ``values`` or a plain wrapper (``same``)."""
+
+    kind: str
+    parts: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRef:
+    """A module of the project."""
+
+    module: ProjectModule
+
+
+Value = Union[
+    Sym, Const, Cond, External, Obj, Func, Class, Method, Super, Tup, Many, Tensors, Partial, Manager, Stream,
+    ModuleRef,
+]  # fmt: skip
+
+
+def flow_of(value: Value) -> Flow:
+    match value:
+        case Sym() | Tensors():
+            return value.flow
+        case Cond():
+            return value.sym.flow
+        case Tup():
+            flow = PLAIN
+            for item in value.items:
+                flow = join(flow, flow_of(item))
+            return flow
+        case Many():
+            return flow_of(value.element)
+        case Method():
+            return flow_of(value.receiver)
+    return PLAIN
+
+
+def text_of(value: Value) -> str:
+    """What to call a value in a message when the program's own words are not at hand."""
+    match value:
+        case Sym():
+            return value.text
+        case Const():
+            return repr(value)
+        case Cond():
+            return value.text
+        case External():
+            return value.name.rpartition(".")[2]
+        case Obj(cls=External(name)):
+            return name.rpartition(".")[2]
+        case Obj(cls=Class(cls=cls)):
+            return cls.name
+        case Method():
+            return f"{text_of(value.receiver)}.{value.name}"
+    return type(value).__name__.lower()
