@@ -25,17 +25,16 @@ PUBLISHED = {
         "| 1e-8 | 0.0 | 1.0011717677116394e-08 | 9.997165761888027e-09 |",
         "| 1e-6 | 1.0132789611816406e-06 | 9.98377799987793e-07 |",
         "| 2e-5 | 2.002716064453125e-05 | 2.002716064453125e-05 |",
-        "1e-08 0.0 1.0011717677116394e-08\n",
-        "1e-06 1.0132789611816406e-06 9.98377799987793e-07\n",
-        "2e-05 2.002716064453125e-05 2.002716064453125e-05\n",
-        "\n9.997165761888027e-09\n",
+        "1e-08 0.0 1.0011717677116394e-08",
+        "1e-06 1.0132789611816406e-06 9.98377799987793e-07",
+        "2e-05 2.002716064453125e-05 2.002716064453125e-05 9.997165761888027e-09",
     ],
-    "scaler-settings": ["defaults, after one inf: 32768.0\n", "`init_scale=65536`", "`growth_interval=2000`"],
+    "scaler-settings": ["defaults, after one inf: 32768.0", "`init_scale=65536`", "`growth_interval=2000`"],
     "bf16-only-weights": [
-        "bf16  1.0 + 1000 x 1e-3 = 1.0000   0.02 - 1000 x 3e-5 = 0.0200\n",
-        "fp16  1.0 + 1000 x 1e-3 = 1.9766 ",
-        "fp32  1.0 + 1000 x 1e-3 = 2.0000   0.02 - 1000 x 3e-5 = -0.0100\n",
-        "fp16  1.0 + 10000 x 1e-3 = 4.0000\n",
+        "bf16  1.0 + 1000 x 1e-3 = 1.0000   0.02 - 1000 x 3e-5 = 0.0200",
+        "fp16  1.0 + 1000 x 1e-3 = 1.9766",
+        "fp32  1.0 + 1000 x 1e-3 = 2.0000   0.02 - 1000 x 3e-5 = -0.0100",
+        "fp16  1.0 + 10000 x 1e-3 = 4.0000",
         "2 + 2 + 4 + 4 + 4 = 16",
     ],
     "tf32-off": ["67 TFLOP/s", "495 with TF32", "989 with bf16", "1979 with fp8"],
@@ -107,9 +106,8 @@ def test_the_links_of_a_page_lead_somewhere(rule: Rule):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_numbers_stand_on_their_pages(name: str):
-    page = catalogue.body(RULES[name])
-    missing = [number for number in PUBLISHED[name] if number not in page]
-    assert not missing
+    page = " ".join(catalogue.body(RULES[name]).split())
+    assert [number for number in PUBLISHED[name] if " ".join(number.split()) not in page] == []
 
 
 def test_each_rule_that_check_finds_has_a_check_and_each_check_a_page():
