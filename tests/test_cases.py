@@ -1,0 +1,350 @@
+"""The fixture programs under the real check: every mark is found, nothing else is, whatever way they are handed in.
+
+A mark is a comment `# <- rule-name` (or several names with commas) at the end of the line where the finding must stand.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from precisionlint import catalogue
+from precisionlint.check import check
+from precisionlint.findings import Finding, Report
+
+ROOT = Path(__file__).parent.parent
+FIXTURES = Path("fixtures")
+RULES = frozenset(catalogue.load())
+COMMAND = [sys.executable, "-m", "precisionlint", "check", "--select", "all"]
+
+Spot = tuple[str, int, str]
+
+
+def programs() -> list[Path]:
+    """Single files and folders below broken/ and sound/, and the projects."""
+    found = []
+    for group in ("broken", "sound", "projects"):
+        for path in sorted((ROOT / FIXTURES / group).iterdir()):
+            if path.is_dir() or path.suffix == ".py":
+                found.append(path.relative_to(ROOT))
+    return found
+
+
+def files(program: Path) -> list[Path]:
+    return sorted(program.rglob("*.py")) if program.is_dir() else [program]
+
+
+def marks(path: Path) -> set[Spot]:
+    """What must be found in the file. Lines end at newlines only: a form feed or a separator does not end one."""
+    text = path.read_bytes().decode("latin-1" if "latin1" in path.name else "utf-8-sig")
+    return {
+        (path.as_posix(), number, name.strip())
+        for number, line in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1)
+        for name in line.partition("# <- ")[2].split(",")
+        if name.strip()
+    }
+
+
+def spots(findings: tuple[Finding, ...]) -> set[Spot]:
+    return {(finding.place.path, finding.place.line, finding.rule) for finding in findings}
+
+
+@cache
+def checked(path: Path) -> Report:
+    """One file, checked alone."""
+    return check([path.as_posix()], select=RULES, assume={})
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+    )
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("program", programs(), ids=str)
+def test_every_mark_is_found_and_nothing_else(program: Path) -> None:
+    for path in files(program):
+        report = checked(path)
+        assert spots(report.findings) == marks(path)
+        assert report.errors == ()
+
+
+@pytest.mark.parametrize("program", programs(), ids=str)
+def test_no_place_is_reported_twice_for_one_rule(program: Path) -> None:
+    for path in files(program):
+        findings = checked(path).findings
+        assert len(spots(findings)) == len(findings)
+
+
+def test_marks_name_rules_and_every_rule_that_check_finds_is_marked_in_two_programs() -> None:
+    programs_with: dict[str, set[Path]] = {rule: set() for rule in RULES}
+    for program in programs():
+        for path in files(program):
+            for _, _, rule in marks(path):
+                programs_with[rule].add(program)
+    rare = {rule for rule in RULES if "check" in catalogue.find(rule).found_by and len(programs_with[rule]) < 2}
+    assert not rare
+
+
+def test_the_fixed_project_is_the_faulty_one_without_its_faults() -> None:
+    faulty, fixed = FIXTURES / "projects" / "digits", FIXTURES / "projects" / "digits-fixed"
+    assert [path.relative_to(faulty) for path in files(faulty)] == [path.relative_to(fixed) for path in files(fixed)]
+    assert len(set().union(*(marks(path) for path in files(faulty)))) == 5
+    assert not set().union(*(marks(path) for path in files(fixed)))
+
+
+def test_a_file_gives_the_same_findings_alone_as_together_with_all_others() -> None:
+    everything = [path for program in programs() for path in files(program)]
+    together = check([path.as_posix() for path in everything], select=RULES, assume={})
+    apart = [finding for path in everything for finding in checked(path).findings]
+    assert sorted(together.findings, key=repr) == sorted(apart, key=repr)
+
+
+def test_a_folder_gives_the_same_findings_as_its_files() -> None:
+    groups = [(FIXTURES / group).as_posix() for group in ("broken", "projects", "sound")]
+    report = check(groups, select=RULES, assume={})
+    everything = [path for program in programs() for path in files(program)]
+    assert spots(report.findings) == {spot for path in everything for spot in spots(checked(path).findings)}
+
+
+def test_output_is_the_same_for_every_hash_seed_and_order_of_arguments() -> None:
+    some = [
+        "fixtures/projects",
+        "fixtures/broken/native_scaler",
+        "fixtures/broken/package",
+        "fixtures/broken/half_weights_by_config.py",
+        "fixtures/broken/step_dict_of_optimizers.py",
+        "fixtures/sound/optimizers_in_containers.py",
+        "fixtures/sound/src_layout",
+    ]
+    for output in (("--format", "json"), ("--format", "text", "--verbose")):
+        results = [run(*some, *output, PYTHONHASHSEED=seed) for seed in "012"]
+        results.append(run(*reversed(some), *output, PYTHONHASHSEED="0"))
+        assert {result.returncode for result in results} == {1}
+        assert len({result.stdout for result in results}) == 1
+
+
+def test_torch_is_never_imported() -> None:
+    code = (
+        "import sys; from precisionlint.check import check; from precisionlint import catalogue\n"
+        "report = check(['fixtures/projects'], select=frozenset(catalogue.load()), assume={})\n"
+        "print(len(report.findings), [name for name in ('torch', 'triton', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "5 []\n"
+
+
+def test_an_assumption_silences_what_depends_on_the_other_configuration() -> None:
+    path = "fixtures/broken/clip_then_unscale.py"
+
+    def found(**assume: str) -> set[str]:
+        return {finding.rule for finding in check([path], select=RULES, assume=assume).findings}
+
+    assert found() == {"clip-before-unscale"}
+    assert found(use_amp="True") == {"clip-before-unscale"}
+    assert found(use_amp="False") == set()
+    done = run("--assume", "use_amp=False", path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_assumption_leaves_what_does_not_depend_on_it() -> None:
+    report = check(["fixtures/projects/digits"], select=RULES, assume={"precision": "fp16"})
+    whole = spots(check(["fixtures/projects/digits"], select=RULES, assume={}).findings)
+    assert {rule for _, _, rule in whole - spots(report.findings)} == {"scaler-with-bf16"}
+
+
+def test_a_finding_names_its_configuration() -> None:
+    (finding,) = checked(FIXTURES / "broken" / "clip_then_unscale.py").findings
+    assert "use_amp" in finding.when
+    (finding,) = checked(FIXTURES / "broken" / "enabled_by_dtype_clip.py").findings
+    assert "float16" in finding.when
+
+
+def test_a_finding_names_the_objects_of_the_program() -> None:
+    (finding,) = checked(FIXTURES / "broken" / "clip_named_amp.py").findings
+    assert "'amp'" in finding.message and "'optim'" in finding.message
+
+
+def way(path: str) -> list[tuple[str, str]]:
+    """The places that led to the one finding of a file: their files, and their lines' text without what is repeated."""
+    (finding,) = checked(FIXTURES / path).findings
+    places = []
+    for step in finding.trace:
+        line = Path(step.place.path).read_text(encoding="utf-8").split("\n")[step.place.line - 1]
+        place = (Path(step.place.path).name, line.partition("  # <-")[0].strip())
+        if places[-1:] != [place]:
+            places.append(place)
+    return places
+
+
+def test_the_trace_shows_where_it_was_scaled_and_where_it_was_clipped() -> None:
+    assert way("broken/clip_in_trainer_methods.py") == [
+        ("clip_in_trainer_methods.py", "self.scaler.scale(loss).backward()"),
+        (
+            "clip_in_trainer_methods.py",
+            "nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.grad_clip)",
+        ),
+    ]
+
+
+def test_the_trace_leads_through_the_other_files() -> None:
+    assert way("broken/clip_across_three_files/train.py") == [
+        ("train.py", "scaler.scale(loss).backward()"),
+        ("gradients.py", "torch.nn.utils.clip_grad_norm_(parameters, max_norm, foreach=None)"),
+    ]
+
+
+HARD = sorted((ROOT / FIXTURES / "bad").glob("*.py"))
+UNREADABLE = {
+    "cut_off": 21,
+    "latin1_without_coding": 1,
+    "nul_bytes": 11,
+    "python2": 23,
+    "syntax_error": 13,
+    "tabs_and_spaces": 21,
+    "unknown_coding": None,
+}
+"""Which of the hard inputs are no Python, and the line to name."""
+
+
+@pytest.mark.parametrize("path", HARD, ids=lambda path: path.stem)
+def test_a_hard_input_is_read_or_given_one_line(path: Path) -> None:
+    path = path.relative_to(ROOT)
+    done = run("--format", "json", path.as_posix())
+    result = json.loads(done.stdout)
+    assert {(spot["path"], spot["line"], spot["rule"]) for spot in result["findings"]} == marks(path)
+    if path.stem not in UNREADABLE:
+        assert (done.returncode, done.stderr, result["errors"]) == (int(bool(marks(path))), "", [])
+        return
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    (error,) = result["errors"]
+    assert (error["path"], error["line"]) == (path.as_posix(), UNREADABLE[path.stem])
+    assert path.as_posix() in line and error["message"] in line
+
+
+def test_an_unreadable_file_does_not_hide_the_findings_of_the_others() -> None:
+    done = run("--format", "json", "fixtures/bad")
+    result = json.loads(done.stdout)
+    expected = set().union(*(marks(path.relative_to(ROOT)) for path in HARD))
+    assert done.returncode == 2
+    assert {(spot["path"], spot["line"], spot["rule"]) for spot in result["findings"]} == expected
+    assert [Path(error["path"]).stem for error in result["errors"]] == sorted(UNREADABLE)
+    assert len(done.stderr.splitlines()) == len(UNREADABLE)
+
+
+HEAD = "import torch\nfrom torch import nn\n\ntorch.set_float32_matmul_precision('high')\n"
+FAULT = """
+def train(model, optimizer, batches):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in batches:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x)
+        scaler.scale(loss).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+def hard(tmp_path: Path, text: str) -> tuple[int, list[str], list[str]]:
+    """Exit code, the rules found, and the lines on standard error, of a run over a generated file."""
+    path = tmp_path / "train.py"
+    path.write_text(text, encoding="utf-8")
+    done = run("--format", "json", str(path))
+    return done.returncode, [spot["rule"] for spot in json.loads(done.stdout)["findings"]], done.stderr.splitlines()
+
+
+def test_three_thousand_nested_parentheses_are_one_line(tmp_path: Path) -> None:
+    code, found, lines = hard(tmp_path, f"{HEAD}x = {'(' * 3000}1{')' * 3000}\n{FAULT}")
+    assert (code, found, len(lines)) == (2, [], 1)
+
+
+def test_twenty_thousand_elifs_are_read_or_one_line(tmp_path: Path) -> None:
+    chain = "".join(f"    elif step == {n}:\n        lr = {n}\n" for n in range(1, 20_000))
+    code, found, lines = hard(
+        tmp_path, f"{HEAD}def rate(step):\n    if step == 0:\n        lr = 0\n{chain}    return lr\n{FAULT}"
+    )
+    assert (code, found, len(lines)) in ((2, [], 1), (1, ["clip-before-unscale"], 0))
+
+
+def test_a_sum_of_three_thousand_terms_is_read(tmp_path: Path) -> None:
+    assert hard(tmp_path, f"{HEAD}x = {' + '.join(['1'] * 3000)}\n{FAULT}") == (1, ["clip-before-unscale"], [])
+    loss = "loss = model(x)"
+    code, found, lines = hard(tmp_path, HEAD + FAULT.replace(loss, loss + " + model(x)" * 3000))
+    assert (code, lines) == (1, []) and found == ["clip-before-unscale"]
+
+
+def test_a_file_of_twenty_thousand_lines_is_read(tmp_path: Path) -> None:
+    filler = "".join(f"\n\ndef f{n}(x):\n    y = x + {n}\n    return y\n" for n in range(4_000))
+    assert hard(tmp_path, f"{HEAD}{filler}{FAULT}") == (1, ["clip-before-unscale"], [])
+
+
+def test_a_loop_of_a_thousand_branches_is_read(tmp_path: Path) -> None:
+    branches = "".join(f"        if flags[{n}]:\n            loss = loss + {n}\n" for n in range(1_000))
+    code, found, lines = hard(tmp_path, HEAD + FAULT.replace("        scaler.scale", f"{branches}        scaler.scale"))
+    assert (code, found, lines) == (1, ["clip-before-unscale"], [])
+
+
+def test_classes_that_inherit_from_themselves_and_each_other_end(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text("from train import Trainer\n\n\nclass Base(Trainer):\n    pass\n")
+    mixed = "from other import *\nfrom other import Base\n\n\nclass Trainer(Base, Trainer):\n    def go(self):\n"
+    body = "        self.go()\n        super().go()\n        train(self.model, self.optimizer, self.batches)\n"
+    assert hard(tmp_path, f"{HEAD}{mixed}{body}{FAULT}") == (1, ["clip-before-unscale"], [])
+
+
+def test_functions_that_call_each_other_forever_end(tmp_path: Path) -> None:
+    circle = (
+        "\n\ndef a(*args):\n    b(*args)\n    train(*args)\n\n\ndef b(*args):\n    a(*args)\n    c(lambda: b(*args))\n"
+    )
+    callback = "\n\ndef c(f):\n    f()\n    c(f)\n"
+    assert hard(tmp_path, f"{HEAD}{circle}{callback}{FAULT}") == (1, ["clip-before-unscale"], [])
+
+
+def test_links_that_lead_nowhere_or_in_a_circle_are_one_line_each(tmp_path: Path) -> None:
+    (tmp_path / "dead.py").symlink_to("nothing.py")
+    (tmp_path / "circle.py").symlink_to("circle.py")
+    done = run("--format", "json", str(tmp_path / "dead.py"), str(tmp_path / "circle.py"))
+    assert done.returncode == 2
+    assert [Path(error["path"]).name for error in json.loads(done.stdout)["errors"]] == ["circle.py", "dead.py"]
+    assert len(done.stderr.splitlines()) == 2
+
+
+DRIVER = """
+import runpy, sys
+for command in {commands!r}:
+    sys.argv = command
+    try:
+        runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as stop:
+        assert not stop.code, stop.code
+"""
+
+
+@pytest.mark.parametrize("project", ["digits", "digits-fixed"])
+def test_the_project_is_a_program_that_trains(project: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    few = ["--steps", "3", "--device", "cpu", "--out", str(tmp_path)]
+    commands = [
+        ["train.py", *few, "--epochs", "1", "--model", "transformer"],
+        ["pretrain.py", *few],
+        ["finetune.py", *few, "--checkpoint", str(tmp_path / "last.pt")],
+    ]
+    folder = ROOT / FIXTURES / "projects" / project
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    code = DRIVER.format(commands=commands)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "finetuned.pt").exists()
