@@ -126,11 +126,11 @@ def test_output_is_the_same_for_every_hash_seed_and_order_of_arguments() -> None
         "fixtures/sound/optimizers_in_containers.py",
         "fixtures/sound/src_layout",
     ]
-    for output in (("--format", "json"), ("--format", "text", "--verbose")):
-        results = [run(*some, *output, PYTHONHASHSEED=seed) for seed in "012"]
-        results.append(run(*reversed(some), *output, PYTHONHASHSEED="0"))
-        assert {result.returncode for result in results} == {1}
-        assert len({result.stdout for result in results}) == 1
+    results = [run(*some, "--format", "json", PYTHONHASHSEED=seed) for seed in "012"]
+    results.append(run(*reversed(some), "--format", "json", PYTHONHASHSEED="0"))
+    assert {result.returncode for result in results} == {1}
+    assert len({result.stdout for result in results}) == 1
+    assert len({run(*some, "--verbose", PYTHONHASHSEED=seed).stdout for seed in "01"}) == 1
 
 
 def test_torch_is_never_imported() -> None:
