@@ -67,6 +67,11 @@ class Format:
         return float((1 + fraction * 2.0**-self.mantissa_bits) * 2.0 ** (exponent - self.bias))
 
     @property
+    def max_exponent(self) -> int:
+        """The exponent of the largest finite value: floor(log2(maximum))."""
+        return (self.top_code >> self.mantissa_bits) - self.bias
+
+    @property
     def smallest_normal(self) -> float:
         return float(2.0**self.min_exponent)
 

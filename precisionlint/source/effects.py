@@ -515,7 +515,7 @@ def make_scaler(it: Interpreter, state: State, instr: p.Call, cls: str, args: Ar
     it.emit(
         state,
         ScalerMade(
-            it.where(state, instr.at), when(state), Named(obj, it.names.get(obj.site, "")), cls,
+            it.where(state, instr.at), when(state), Named(obj, instr.name or it.names.get(obj.site, "")), cls,
             Known(known) if known is not None else None, tuple(settings),
         ),
     )  # fmt: skip
@@ -537,7 +537,7 @@ def make_optimizer(it: Interpreter, state: State, instr: p.Call, cls: str, args:
     masters = False if cls in it.apis.optimizers else None
     it.emit(
         state,
-        Owns(it.where(state, instr.at), when(state), Named(obj, it.names.get(obj.site, "")), weights, cls, lr, masters, settings),
+        Owns(it.where(state, instr.at), when(state), Named(obj, instr.name or it.names.get(obj.site, "")), weights, cls, lr, masters, settings),
     )
     return one(state, obj)
 

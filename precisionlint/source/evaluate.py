@@ -68,6 +68,14 @@ def evaluate(it: Interpreter, state: State, expr: p.Expr) -> Value:
             return sequence(it, state, expr)
         case p.Mapping():
             return mapping(it, state, expr)
+        case p.Binary(op="and" | "or"):
+            left = evaluate(it, state, expr.left)
+            known = truth(state, left)
+            if known is not None:
+                return evaluate(it, state, expr.right) if known == (expr.op == "and") else left
+            right = evaluate(it, state, expr.right)
+            sym = it.derived(("op", expr.op, left, right), f"{text_of(left)} {expr.op} {text_of(right)}", (left, right))
+            return sym
         case p.Binary():
             return binary(it, expr.op, evaluate(it, state, expr.left), evaluate(it, state, expr.right))
         case p.Unary():
@@ -329,7 +337,7 @@ def element_of(it: Interpreter, state: State, value: Value, site: Any) -> Value:
                 return items["*"]
     flow = flow_of(value)
     of = (value,) if isinstance(value, Obj) else ()
-    return it.site(state, (site, "element"), f"an element of {text_of(value)}", flow, of)
+    return it.site(state, (site, "element"), f"{text_of(value)}[…]", flow, of)
 
 
 # -- arithmetic

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from precisionlint.checks import Hit, Judge
+from precisionlint.checks import Evidence, Hit, Judge
 from precisionlint.events import Event, Iteration, Known, Named, Region, Renewed
 from precisionlint.source import effects
 from precisionlint.source import program as p
+from precisionlint.source.blur import blur
 from precisionlint.source.apis import Apis, table
 from precisionlint.source.evaluate import (
     DTYPES,
@@ -30,6 +31,7 @@ from precisionlint.source.evaluate import (
     name_of,
     truth,
 )
+from precisionlint.source.garbage import Collector
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.state import State, merge, reachable
 from precisionlint.source.values import (
@@ -60,6 +62,8 @@ from precisionlint.source.values import (
 
 PATHS = 48
 """How many paths are followed side by side; more are thinned out, and that is counted and said."""
+MANY = 8
+"""From how many outcomes of a call on it pays to look for what makes them differ and can no longer matter."""
 DEPTH = 14
 """How deep calls are followed."""
 BUDGET = 60_000
@@ -129,10 +133,12 @@ class Interpreter:
         self.event_ids: set[Any] = set()
         self.entered: set[p.Function] = set()
         self.instantiated: set[p.ClassDef] = set()
-        self.hits: list[Hit] = []
+        self.found: dict[Any, Hit | Evidence] = {}
         self.coverage = Coverage()
         self.silent = 0
         self.steps = 0
+        self.collector = Collector()
+        self.kept: set[str] = set(assume)
         self.mros: dict[Class, list[Value]] = {}
         self.decorator_values: dict[p.Function, tuple[Value, ...]] = {}
         self.registered: set[Value] = set()
@@ -196,6 +202,10 @@ class Interpreter:
             return self.assume[name]
         return self.intern(("free", name), name, PLAIN, frozenset(), ())
 
+    def unknown(self, key: Any, text: str, flow: Flow) -> Value:
+        """An unknown value that stands for several paths' values at once."""
+        return self.intern(("site", "joined", key, flow), text, flow, frozenset(), ())
+
     # -- events
 
     def where(self, state: State, node: Any) -> Where:
@@ -209,7 +219,15 @@ class Interpreter:
             named = getattr(event, attribute_name, None)
             if isinstance(named, Named):
                 self.event_ids.add(named.id)
-        state.checks = self.judge.advance(state.checks, event, self.hits.append)
+        state.checks = self.judge.advance(state.checks, event, self.report)
+
+    def report(self, found: Hit | Evidence) -> None:
+        """Keeps a hit or a piece of evidence, once for each way that leads to it."""
+        key: Any = found
+        if isinstance(found, Hit):
+            places = (found.at, *(seen.at for seen in found.trace))
+            key = (found.rule, *((at.module, at.node) for at in places if isinstance(at, Where)), *(s.when for s in found.trace))
+        self.found.setdefault(key, found)
 
     def gave_up(self, state: State, node: Any, what: str) -> None:
         self.coverage.gave_up.setdefault((self.module_of(state), node), what)
@@ -227,6 +245,7 @@ class Interpreter:
 
     def globals_frame(self, module: ProjectModule) -> int:
         if module not in self.global_frames:
+            self.kept |= module.kept
             self.global_frames[module] = self.new_frame(("globals", module), FrameInfo(module, None))
         return self.global_frames[module]
 
@@ -414,13 +433,15 @@ class Interpreter:
                         if slot in state.frames.get(state.frame, ()):
                             scope = scope or state.scope(state.frame)
                             del scope[slot]
-            states = self.merged(after) if len(after) > 1 else after
+            states = self.merged(after, grown=len(after) > len(states)) if len(after) > 1 else after
         return Paths(states, exits)
 
-    def merged(self, states: list[State], limit: int = PATHS) -> list[State]:
+    def merged(self, states: list[State], limit: int = PATHS, grown: bool = True) -> list[State]:
         if len(states) < 2:
             return states
-        result = merge(states, limit)
+        result = merge(states, PATHS * 4)
+        if grown and len(result) > 1:
+            result = merge(blur(result, self.unknown, self.collector, self.kept), limit)
         if len(result) == limit:
             self.coverage.gave_up.setdefault(
                 (self.module_of(result[0]), self.frames[result[0].frame].function),
@@ -434,6 +455,9 @@ class Interpreter:
         value = evaluate(self, state, instr.value)
         if instr.annotation is not None and isinstance(value, Sym):
             value = effects.annotated(self, state, instr.annotation, value)
+        elif counts(instr) and (isinstance(value, Sym) or (isinstance(value, Const) and value.kind in ("int", "float"))):
+            # A counter or running sum is another value each time round; what it is made of no longer matters.
+            value = self.site(state, instr.at, name_of(instr.target) or "…", flow_of(value), ())
         self.assign(state, instr.target, value, instr.at)
         after.append(state)
 
@@ -956,6 +980,9 @@ class Interpreter:
         """Outcomes with the same value are merged; too many different ones become one unknown value."""
         if len(results) < 2:
             return results
+        if len(results) > MANY:
+            for state, value in results:
+                self.collector.collect(state, (value,))
         groups: dict[Value, list[State]] = {}
         for state, value in results:
             groups.setdefault(value, []).append(state)
@@ -1082,10 +1109,7 @@ class Interpreter:
         init = class_attribute(self, state, cls, "__init__")
         if isinstance(init, Func):
             bound = Func(init.function, init.module, init.frame, obj, init.owner)
-            if init.module.is_relevant(init.function) or len(args) <= 24:
-                results = self.call_function(bound, args, instr, state)
-                return [(one, obj) for one, _ in results]
-            return [(state, obj)]
+            return [(one, obj) for one, _ in self.call_function(bound, args, instr, state)]
         self.bind_fields(cls, obj, args, state)
         return [(state, obj)]
 
@@ -1121,6 +1145,19 @@ class Interpreter:
                 after.extend(s for s, _ in self.call_function(func, (("*", self.free("…")),), instr, one))
             states = self.merged(after)
         return states
+
+
+def counts(instr: p.Assign) -> bool:
+    """Whether an assignment is ``x += y`` or ``x = x + y``."""
+    if instr.op:
+        return True
+    target, value = instr.target, instr.value
+    return (
+        isinstance(target, p.Name)
+        and isinstance(value, p.Binary)
+        and value.op in "+-"
+        and any(isinstance(side, p.Name) and side.slot == target.slot for side in (value.left, value.right))
+    )
 
 
 def value_is_site(value: Value) -> bool:

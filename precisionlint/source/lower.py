@@ -40,6 +40,8 @@ class Lowering:
         self.temps = 0
         self.generator = False
         self.functions: list[p.Function] = []
+        self.testing = False
+        self.renamed: dict[str, int] = {}  # the variables of the comprehensions around, which are nobody else's
 
     # -- blocks
 
@@ -88,6 +90,9 @@ class Lowering:
 
     def assign(self, node: cst.Assign) -> None:
         value = self.expr(node.value)
+        last = self.code[-1] if self.code else None
+        if isinstance(last, p.Call) and isinstance(value, p.Name) and last.target == value.slot:
+            last.name = dotted(node.targets[0].target)
         if len(node.targets) > 1 and not isinstance(value, (p.Const, p.Name)):
             temp = p.Name(self.temp())
             self.code.append(p.Assign(temp, value, node))
@@ -124,7 +129,7 @@ class Lowering:
             self.code.append(p.Delete(self.expr(inner)))
 
     def if_(self, node: cst.If) -> None:
-        test = self.expr(node.test)
+        test = self.test(node.test)
         then = self.block(node.body)
         if node.orelse is None:
             other = p.Block([])
@@ -136,7 +141,7 @@ class Lowering:
         self.code.append(p.If(test, then, other, node.test))
 
     def assert_(self, node: cst.Assert) -> None:
-        test = self.expr(node.test)
+        test = self.test(node.test)
         self.code.append(p.If(test, p.Block([]), p.Block([p.Raise()]), node.test, quiet=True))
 
     def for_(self, node: cst.For) -> None:
@@ -148,7 +153,7 @@ class Lowering:
 
     def while_(self, node: cst.While) -> None:
         tests: list[p.Expr] = []
-        head = self.into(lambda: tests.append(self.expr(node.test)))
+        head = self.into(lambda: tests.append(self.test(node.test)))
         body = self.block(node.body)
         other = self.block(node.orelse.body) if node.orelse else p.Block([])
         self.code.append(p.While(head, tests[0], body, other, node))
@@ -321,7 +326,7 @@ class Lowering:
         value = node.value
         if value in ("True", "False", "None"):
             return p.Const({"True": True, "False": False, "None": None}[value])
-        return p.Name(value)
+        return p.Name(self.renamed.get(value, value))
 
     def attribute(self, node: cst.Attribute) -> p.Expr:
         return p.Attr(self.expr(node.value), node.attr.value, node)
@@ -375,18 +380,32 @@ class Lowering:
         while type(current) is cst.BooleanOperation and type(current.operator) is kind:
             spine.append(current)
             current = current.left
-        temp = p.Name(self.temp())
-        self.code.append(p.Assign(temp, self.expr(current), node))
+        first = self.expr(current)
+        rights: list[tuple[p.Block, p.Expr]] = []
         for step in reversed(spine):
-            right = step.right
-
-            def fill(right: Any = right) -> None:
-                self.code.append(p.Assign(temp, self.expr(right), node))
-
-            block, empty = self.into(fill), p.Block([])
+            values: list[p.Expr] = []
+            block = self.into(lambda step=step, values=values: values.append(self.expr(step.right)))
+            rights.append((block, values[0]))
+        if not self.testing and len(rights) < 16 and not any(block.code for block, _ in rights):
+            value = first
+            for _, right in rights:
+                value = p.Binary("and" if kind is cst.And else "or", value, right)
+            return value
+        temp = p.Name(self.temp())
+        self.code.append(p.Assign(temp, first, node))
+        for (block, right), step in zip(rights, reversed(spine), strict=True):
+            block.code.append(p.Assign(temp, right, node))
+            empty = p.Block([])
             then, other = (block, empty) if kind is cst.And else (empty, block)
             self.code.append(p.If(temp, then, other, step, quiet=True))
         return temp
+
+    def test(self, node: Any) -> p.Expr:
+        """A condition that forks the path right here: its ``and`` and ``or`` are choices of their own."""
+        outer, self.testing = self.testing, True
+        value = self.expr(node)
+        self.testing = outer
+        return value
 
     def comparison(self, node: cst.Comparison) -> p.Expr:
         left = self.expr(node.left)
@@ -396,7 +415,7 @@ class Lowering:
         return p.Opaque((left, *(self.expr(c.comparator) for c in node.comparisons)), node)
 
     def conditional(self, node: cst.IfExp) -> p.Expr:
-        test = self.expr(node.test)
+        test = self.test(node.test)
         temp = p.Name(self.temp())
         then = self.into(lambda: self.code.append(p.Assign(temp, self.expr(node.body), node)))
         other = self.into(lambda: self.code.append(p.Assign(temp, self.expr(node.orelse), node)))
@@ -430,11 +449,13 @@ class Lowering:
 
     def comp_for(self, node: Any, clause: cst.CompFor, result: p.Name) -> None:
         iterable = self.expr(clause.iter)
+        outer = self.renamed
+        self.renamed = outer | {name: self.temp() for name in identifiers(clause.target)}
         target = self.target(clause.target)
 
         def inner(conditions: list[Any]) -> None:
             if conditions:
-                test = self.expr(conditions[0].test)
+                test = self.test(conditions[0].test)
                 then = self.into(lambda: inner(conditions[1:]))
                 self.code.append(p.If(test, then, p.Block([]), conditions[0].test, quiet=True))
             elif clause.inner_for_in is not None:
@@ -445,6 +466,7 @@ class Lowering:
                 self.code.append(p.Collect(result.slot, self.expr(node.elt)))  # type: ignore[arg-type]
 
         body = self.into(lambda: inner(list(clause.ifs)))
+        self.renamed = outer
         self.code.append(p.For(target, iterable, body, p.Block([]), clause, comprehension=True))
 
     def named(self, node: cst.NamedExpr) -> p.Expr:
@@ -467,11 +489,13 @@ class Lowering:
         return p.Name(temp)
 
     def call(self, node: cst.Call) -> p.Expr:
+        outer, self.testing = self.testing, False
         func = self.expr(node.func)
         args: list[tuple[str | None, p.Expr]] = []
         for arg in node.args:
             value = self.expr(arg.value)
             args.append((arg.star or (arg.keyword.value if arg.keyword is not None else None), value))
+        self.testing = outer
         temp = self.temp()
         self.code.append(p.Call(temp, func, tuple(args), node))
         return p.Name(temp)
@@ -518,7 +542,9 @@ def names_bound(pattern: Any) -> Iterator[str]:
 def lower_module(tree: cst.Module, spans: dict[Any, tuple[int, int]]) -> tuple[p.Block, list[p.Function]]:
     """The top level of a file, and every function that stands in it outside another function's body."""
     lowering = Lowering(spans)
-    return lowering.block(tree), lowering.functions
+    block = lowering.block(tree)
+    mark_kills(block, frozenset(), None)
+    return block, lowering.functions
 
 
 def lower_body(function: p.Function, spans: dict[Any, tuple[int, int]]) -> p.Block:
@@ -663,11 +689,12 @@ def own_slots(instr: p.Instr) -> set[p.Slot]:
     return found
 
 
-def mark_kills(block: p.Block, after: frozenset[p.Slot], keep: frozenset[str]) -> frozenset[p.Slot]:
+def mark_kills(block: p.Block, after: frozenset[p.Slot], keep: frozenset[str] | None) -> frozenset[p.Slot]:
     """Notes, for each instruction, which variables nothing mentions any more once it is done.
 
     Two paths that differ only in such a variable are the same path: without this they could not be merged. ``after``: what is
-    mentioned later, outside this block. Returns what the block mentions.
+    mentioned later, outside this block. ``keep``: names that are never noted (None: no name is, only temporaries are). Returns
+    what the block mentions.
     """
     everything: list[frozenset[p.Slot]] = [mentions(instr) for instr in block.code]
     kills: list[tuple[p.Slot, ...]] = [()] * len(block.code)
@@ -675,13 +702,18 @@ def mark_kills(block: p.Block, after: frozenset[p.Slot], keep: frozenset[str]) -
     for index in range(len(block.code) - 1, -1, -1):
         instr, mentioned = block.code[index], everything[index]
         inner_after = later
-        if isinstance(instr, (p.For, p.While)):
-            inner_after = later | mentioned
-        elif isinstance(instr, p.Try):
-            inner_after = later | mentioned
+        if isinstance(instr, (p.For, p.While, p.Try)):
+            # A loop comes round again, a handler follows what it guards; temporaries never outlive their statement.
+            inner_after |= {slot for slot in mentioned if isinstance(slot, str)}
+        if isinstance(instr, p.While):
+            inner_after |= own_slots(instr)
+        if isinstance(instr, p.For) and instr.comprehension:
+            inner_after |= mentioned
         for inner in blocks(instr):
             mark_kills(inner, inner_after, keep)
-        kills[index] = tuple(s for s in mentioned if s not in later and s not in keep)
+        kills[index] = tuple(
+            s for s in mentioned if s not in later and (isinstance(s, int) or (keep is not None and s not in keep))
+        )
         later = later | mentioned
     block.kills = kills
     return later

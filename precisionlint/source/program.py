@@ -144,6 +144,7 @@ class Call:
     func: Expr
     args: tuple[tuple[str | None, Expr], ...]  # keyword, None, "*" or "**"
     at: cst.Call
+    name: str = ""  # what its result is assigned to, for messages
 
 
 @dataclass(slots=True, eq=False)

@@ -24,14 +24,13 @@ from precisionlint.source.lower import lower_body, lower_module
 WORD = re.compile(r"[^\W\d]\w*")
 IMPORTED = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)*))", re.M)
 
-TRIGGERS = frozenset(
-    "backward unscale_ zero_grad get_scale autocast grad grads parameters half bfloat16 float16 float32 from_pretrained "
-    "state_dict load_state_dict requires_grad_ requires_grad custom_op custom_fwd triton_op register_autocast optim optimizer "
-    "optimizers optimizer_step manual_backward clip_gradients no_sync mixed_precision nullcontext contextmanager set_default_dtype "
-    "set_float32_matmul_precision allow_tf32 fp32_precision GradScaler ShardedGradScaler scaler step update save "
-    "dtype amp fp16 bf16".split()
+TRIGGER = re.compile(
+    r"\bbackward\w*\(|\.step\(|\.scale\(|unscale_|zero_grad|get_scale|[Aa]utocast|\.grad\b|parameters\(|\bhalf\b|b?float16|float32\b"
+    r"|from_pretrained|state_dict|torch\.save|requires_grad|custom_op|custom_[fb]wd|\.apply\(|[Oo]ptim|clip_grad|no_sync|nullcontext"
+    r"|contextmanager|set_default_dtype|matmul_precision|allow_tf32|fp32_precision|[Ss]caler|\bamp\b|_amp\b|\bamp_|fp16|bf16"
+    r"|loss_scale|mixed_precision|param_groups"
 )
-TRIGGER_PARTS = ("scaler", "autocast", "clip_grad", "optim", "precision", "amp_", "_amp", "loss_scale", "fp16", "bf16")
+"""What a function's text must hold for its body to matter."""
 FILE_WORDS = (
     b"GradScaler", b"scaler", b"unscale_", b"autocast", b"clip_grad", b"backward(", b"zero_grad", b"bfloat16", b"float16", b".half(",
     b"optim.", b"Adam", b"SGD(", b"custom_op", b"Function)", b".grad", b"loss_scale", b"FullyShardedDataParallel", b"triton",
@@ -143,9 +142,11 @@ class ProjectModule:
             zip(definition_nodes(self.tree), definitions(syntax.body), strict=False)
         )
         self.block, self.functions = lower_module(self.tree, self.spans)
+        self.kept = frozenset(telling_names(syntax, self.lines))
         # What is used as only a scaler is, whatever its name.
         self.scaler_names = {a or b for a, b in SCALER_USE.findall(self.text)}
         self._words: dict[p.Function, frozenset[str]] = {}
+        self._triggered: dict[p.Function, bool] = {}
         self._relevant: set[str] | None = None
 
     def __repr__(self) -> str:
@@ -157,21 +158,22 @@ class ProjectModule:
     def words(self, function: p.Function) -> frozenset[str]:
         """Every word in a function's lines."""
         if function not in self._words:
-            if function.first_line:
-                source = "\n".join(self.lines[function.first_line - 1 : function.last_line])
-            else:
-                source = self.tree.code_for_node(function.node)
-            self._words[function] = frozenset(WORD.findall(source))
+            self._words[function] = frozenset(WORD.findall(self.source_of(function)))
         return self._words[function]
 
+    def source_of(self, function: p.Function) -> str:
+        if function.first_line:
+            return "\n".join(self.lines[function.first_line - 1 : function.last_line])
+        return self.tree.code_for_node(function.node)
+
     @cached_property
-    def all_functions(self) -> list[tuple[str, int, int, frozenset[str]]]:
-        """(name, first line, last line, words) of every function, nested ones too."""
+    def all_functions(self) -> list[tuple[str, int, int, frozenset[str], bool]]:
+        """(name, first line, last line, words, holds a trigger) of every function, nested ones too."""
         found = []
         for node, (first, last) in self.spans.items():
             if isinstance(node, cst.FunctionDef):
-                words = frozenset(WORD.findall("\n".join(self.lines[first - 1 : last])))
-                found.append((node.name.value, first, last, words))
+                text = "\n".join(self.lines[first - 1 : last])
+                found.append((node.name.value, first, last, frozenset(WORD.findall(text)), bool(TRIGGER.search(text))))
         return found
 
     @property
@@ -180,18 +182,18 @@ class ProjectModule:
         if self._relevant is None:
             self._relevant = set()  # what an import cycle sees meanwhile
             imported = self.imported_relevant_names()
-            names = {name for name, _, _, words in self.all_functions if has_trigger(words)}
+            names = {name for name, _, _, _, triggered in self.all_functions if triggered}
             grown = True
             while grown:
                 before = len(names)
                 known = names | imported
-                for name, first, last, words in self.all_functions:
-                    if name not in names and (not words.isdisjoint(known - {name}) or last - first < SMALL):
+                for name, first, last, words, _ in self.all_functions:
+                    if name not in names and not words.isdisjoint(known - {name}):
                         names.add(name)
                 grown = len(names) > before
             for node, (first, last) in self.spans.items():
                 if isinstance(node, cst.ClassDef) and any(
-                    first <= f and l <= last for name, f, l, _ in self.all_functions if name in names
+                    first <= f and l <= last for name, f, l, _, _ in self.all_functions if name in names
                 ):
                     names.add(node.name.value)
             self._relevant = names | imported
@@ -218,8 +220,9 @@ class ProjectModule:
         """Whether a function's body is worth interpreting."""
         if function.first_line and function.last_line - function.first_line < SMALL:
             return True
-        words = self.words(function)
-        return has_trigger(words) or not words.isdisjoint(self.relevant_names - {function.name})
+        if function not in self._triggered:
+            self._triggered[function] = bool(TRIGGER.search(self.source_of(function)))
+        return self._triggered[function] or not self.words(function).isdisjoint(self.relevant_names - {function.name})
 
     @cached_property
     def positions(self) -> Any:
@@ -229,8 +232,63 @@ class ProjectModule:
         return MetadataWrapper(self.tree, unsafe_skip_copy=True).resolve(PositionProvider)
 
 
-def has_trigger(words: frozenset[str]) -> bool:
-    return not words.isdisjoint(TRIGGERS) or any(part in word for word in words for part in TRIGGER_PARTS)
+GUARDED = re.compile(
+    r"\bbackward\w*\(|\.step\(|\.scale\(|unscale_|clip_grad|zero_grad|[Aa]utocast|GradScaler|\.grad\b|scaler|\.half\(|float16|optim\.|no_sync"
+)
+"""What a branch must hold for the test before it to be remembered."""
+LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+
+
+def telling_names(syntax: ast.Module, lines: list[str]) -> set[str]:
+    """The names that decide whether something happens to precision: those in the tests around it, and what they are made from.
+
+    Two paths that differ in the value of any other name are one path.
+    """
+    names: set[str] = set()
+    assigned: list[tuple[set[str], set[str]]] = []
+    for node in ast.walk(syntax):
+        if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+            text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+            leaves = isinstance(node, ast.If) and any(isinstance(last, LEAVES) for last in (*node.body, *node.orelse))
+            if leaves or GUARDED.search(text):
+                names |= identifiers_of(node.test)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            assigned.append(({name for t in targets for name in last_identifiers(t)}, identifiers_of(node.value)))
+        elif isinstance(node, ast.keyword) and node.arg == "enabled":
+            names |= identifiers_of(node.value)
+        elif isinstance(node, ast.Return) and isinstance(node.value, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
+            names |= identifiers_of(node.value)
+    grown = True
+    while grown:
+        before = len(names)
+        for targets, parts in assigned:
+            if len(parts) <= 8 and not names.isdisjoint(targets):
+                names |= parts
+        grown = len(names) > before
+    return names
+
+
+def identifiers_of(node: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name):
+            found.add(child.id)
+        elif isinstance(child, ast.Attribute):
+            found.add(child.attr)
+        elif isinstance(child, ast.Constant) and isinstance(child.value, str) and child.value.isidentifier():
+            found.add(child.value)
+    return found - {"self", "torch", "args", "cfg", "config", "opt"}
+
+
+def last_identifiers(target: ast.AST) -> set[str]:
+    if isinstance(target, ast.Name):
+        return {target.id}
+    if isinstance(target, ast.Attribute):
+        return {target.attr}
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return {name for element in target.elts for name in last_identifiers(element)}
+    return set()
 
 
 ROOT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")

@@ -40,7 +40,6 @@ class Reader:
 
     it: Interpreter
     module: ProjectModule
-    found: list[Any] = field(default_factory=list)
 
     def fresh(self, state: State, complete: bool) -> State:
         """A state to start a program from: what stands, with nothing having happened yet."""
@@ -247,10 +246,10 @@ def read(project: Project, module: ProjectModule, judge: Judge, assume: dict[str
     """Reads one file as a program of its own."""
     it = Interpreter(project, module, judge, assume)
     Reader(it, module).read()
-    evidence = {found.fact for found in it.hits if isinstance(found, Evidence)}
+    evidence = {found.fact for found in it.found.values() if isinstance(found, Evidence)}
     hits = [
         hit
-        for hit in it.hits
+        for hit in it.found.values()
         if isinstance(hit, Hit)
         and not any(fact in evidence for fact in hit.unless)
         and all(fact in evidence for fact in hit.needs)

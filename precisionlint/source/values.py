@@ -110,6 +110,9 @@ class External:
     name: str
     benign: bool = False
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Obj:
@@ -117,6 +120,13 @@ class Obj:
 
     site: Any
     cls: Value
+    digest: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", hash((self.site, self.cls)))
+
+    def __hash__(self) -> int:
+        return self.digest
 
     def __repr__(self) -> str:
         return f"Obj({self.cls})"
@@ -132,6 +142,9 @@ class Func:
     receiver: Value | None = None
     owner: Class | None = None
 
+    def __hash__(self) -> int:
+        return hash((id(self.function), self.frame, self.receiver))
+
 
 @dataclass(frozen=True, slots=True)
 class Class:
@@ -140,6 +153,9 @@ class Class:
     cls: p.ClassDef
     module: ProjectModule
     frame: int
+
+    def __hash__(self) -> int:
+        return hash((id(self.cls), self.frame))
 
     def __repr__(self) -> str:
         return f"Class({self.cls.name})"

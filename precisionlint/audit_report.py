@@ -1,0 +1,91 @@
+"""What an audit says of one training step: plain data, free of torch, so that every renderer and a later run can read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from precisionlint.findings import Finding, Place
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class OpRecord:
+    """All calls of one op that were alike. Dtypes are names such as ``bfloat16``; of a list of tensors that differ, joined by ``|``.
+
+    ``accumulation`` is ``unknown`` where nothing is known of it, and empty for an op that adds nothing up. ``flops`` counts a multiply and
+    an add as two, and is 0 where no formula is known.
+    """
+
+    op: str
+    phase: str
+    module: str
+    place: Place | None
+    inputs: tuple[str, ...]
+    accumulation: str
+    outputs: tuple[str, ...]
+    count: int
+    flops: int = 0
+    parameter: str = ""
+    family: str = ""
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class Station:
+    """One event of the step's order: what happened, and on which line."""
+
+    what: str
+    place: Place | None
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """The outcome of one audited step. ``complete``: from the first forward to the first forward after the step."""
+
+    name: str
+    findings: tuple[Finding, ...]
+    ops: tuple[OpRecord, ...]
+    order: tuple[Station, ...]
+    settings: Mapping[str, str]
+    meaning: tuple[str, ...]
+    regions: tuple[str, ...]
+    steps: int
+    complete: bool
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing of severity error or warning was found."""
+        return all(finding.severity == "info" for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON's types."""
+        from precisionlint.report.audit_json import to_dict
+
+        return to_dict(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the report as JSON."""
+        import json
+
+        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+    def print(self, *, all: bool = False, color: bool | None = None, file: TextIO | None = None) -> None:
+        """Prints the report; ``all``: every op instead of groups; ``color`` None: on a terminal."""
+        import sys
+
+        from precisionlint.report.audit_text import render
+
+        stream = file or sys.stdout
+        colored = stream.isatty() if color is None else color
+        for line in render(self, color=colored, all=all):
+            print(line, file=stream)
+
+
+def as_json(value: Any) -> Any:
+    """A dataclass of this module as a dict."""
+    return asdict(value)

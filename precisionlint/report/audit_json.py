@@ -1,0 +1,14 @@
+"""An audit's report as JSON's types; the schema's number changes when a field goes or comes to mean another thing."""
+
+from dataclasses import asdict
+from typing import Any
+
+from precisionlint.audit_report import SCHEMA, AuditReport
+from precisionlint.report.json import finding_dict
+
+
+def to_dict(report: AuditReport) -> dict[str, Any]:
+    """The report as dicts, lists, strings and numbers."""
+    fields = asdict(report)
+    fields["findings"] = [finding_dict(finding) for finding in report.findings]
+    return {"schema": SCHEMA, "ok": report.ok, **fields}

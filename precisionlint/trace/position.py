@@ -1,0 +1,36 @@
+"""Where the step stands right now: in which module, section and autocast region. Patches write it, the recorder reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from precisionlint.events import Region
+
+Section = Literal["", "optimizer", "unscale", "update"]
+"""A part of the step that is no forward: empty outside all of them."""
+
+Phase = Literal["forward", "backward", "recompute", "optimizer", "clip", "unscale", "update", "collective", "other"]
+"""What an op was run for. ``update``: of a scaler; ``other``: under no_grad and outside every module (EMA, logging)."""
+
+
+@dataclass(slots=True)
+class Position:
+    """The state of one window."""
+
+    modules: list[int] = field(default_factory=list)
+    """The numbers of the modules that are being called, outermost first."""
+    bases: list[int] = field(default_factory=lambda: [0])
+    """How many modules were being called when each running backward began."""
+    section: Section = ""
+    regions: list[Region | None] = field(default_factory=list)
+    """The autocast contexts entered; None for one that is disabled."""
+    last_region: Region | None = None
+    """The enabled region that was left last while gradients were recorded, since the last step."""
+    gradients: bool = False
+    """Whether gradients may stand that no step has used yet."""
+
+    @property
+    def region(self) -> Region | None:
+        """The autocast region in force."""
+        return self.regions[-1] if self.regions else None

@@ -1,0 +1,220 @@
+"""Records what every op did with its dtypes: one count for each (op, phase, module, line, dtypes), not one entry for each call.
+
+A dispatch mode sits below autocast and autograd: it sees the casts that autocast inserted, the ops of the backward, of the optimizer and of
+the collectives. It does not see what a fused kernel does inside, what a compiled region does, or launches past the dispatcher.
+
+What keeps it near the cost of an empty mode: exact type checks instead of pytree, integers instead of strings (code objects and
+bytecode offsets become lines only in the report), and one dictionary.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from precisionlint.trace.patches import UnsupportedTorchError
+from precisionlint.trace.places import is_users
+from precisionlint.trace.position import Phase, Position
+from precisionlint.trace.registry import Registry
+
+NO_SEQUENCE = 2**64 - 1
+"""The sequence number of the nodes that accumulate a parameter's gradient."""
+UNKNOWN = 0
+"""The origin of ops whose line and module are not known."""
+
+Dtypes = tuple[Any, ...]
+"""A torch.dtype for each tensor, a frozenset of them for each list of tensors."""
+Watcher = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, "Call"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What an op belongs to: a module's number, and the user's code with the offset of the call in it."""
+
+    module: int
+    code: CodeType | None
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a watcher is told of an op that it asked for."""
+
+    phase: Phase
+    origin: int
+    parameter: int | None
+
+
+@dataclass(slots=True)
+class Cell:
+    """How often something happened, and how many floating point operations that took."""
+
+    count: int = 0
+    flops: int = 0
+
+
+Key = tuple[int, Phase, int, int | None, Dtypes, Dtypes]
+"""``id`` of the op, phase, origin, parameter, dtypes in, dtypes out."""
+
+
+def probe() -> None:
+    """Raises UnsupportedTorchError where a private function is missing that the recorder needs."""
+    for owner, name in (
+        (torch._C, "_current_autograd_node"),
+        (torch._C._autograd, "_get_sequence_nr"),
+        (TorchDispatchMode, "_should_skip_dynamo"),
+    ):
+        if not hasattr(owner, name):
+            raise UnsupportedTorchError(f"torch {torch.__version__} has no {name}, which audit builds on")
+
+
+class Recorder(TorchDispatchMode):
+    """The dispatch mode of one window. ``counts`` and ``origins`` are its result."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, position: Position, registry: Registry, flops: Callable[[Any], Callable[..., int] | None]) -> None:
+        super().__init__()
+        self.position = position
+        self.registry = registry
+        self.counts: dict[Key, Cell] = {}
+        self.origins: list[Origin] = [Origin(0, None, 0)]
+        self.ops: dict[int, Any] = {}
+        self.watchers: dict[int, Watcher] = {}
+        """``id`` of an op -> who is told of its calls."""
+        self.watch: Callable[[Any], Watcher | None] = lambda func: None
+        """Asked once for each op: who wants to be told of its calls."""
+        self.on_gradients: Callable[[Any, tuple[Any, ...], dict[str, Any]], Phase | None] = lambda func, args, kwargs: None
+        """Asked for ops outside modules, backward and optimizer while gradients stand: the phase, where they touch those."""
+        self._flops = flops
+        self._flop_formulas: dict[int, Callable[..., int]] = {}
+        self._origin_numbers: dict[tuple[int, int, int], int] = {}
+        self._sequence: dict[int, int] = {}
+        self._users: dict[int, bool] = {}
+        self._codes: list[CodeType] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else every call goes through dynamo's wrapper
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        number = id(func)
+        if number not in self.ops:
+            if type(func) is not OpOverload:
+                return func(*args, **(kwargs or {}))
+            self._meet(func, number)
+        position = self.position
+        parameter = None
+        phase: Phase
+        node = torch._C._current_autograd_node()
+        if node is None:
+            origin = self._walk(sys._getframe(1))
+            if position.section:
+                phase = position.section
+            elif position.modules:
+                phase = "forward"
+            else:
+                phase = "forward" if torch.is_grad_enabled() else "other"
+                if position.gradients:
+                    phase = self.on_gradients(func, args, kwargs or {}) or phase
+        elif len(position.modules) > position.bases[-1]:
+            phase, origin = "recompute", self._walk(sys._getframe(1))
+        else:
+            phase = "backward"
+            sequence = node._sequence_nr()
+            if sequence == NO_SEQUENCE:
+                parameter, origin = self._accumulated(node), UNKNOWN
+            else:
+                known = self._sequence.get(sequence)
+                origin = self._walk(sys._getframe(1)) if known is None else known
+        out = func._op(*args, **kwargs) if kwargs else func._op(*args)
+
+        # A node that this op made: the backward finds its origin by the node's number. (Under create_graph also within a backward.)
+        self._sequence.setdefault(torch._C._autograd._get_sequence_nr() - 1, origin)
+        inputs = self._dtypes(args)
+        if kwargs:
+            inputs += self._dtypes(tuple(kwargs.values()))
+        kind = type(out)
+        outputs = (out.dtype,) if kind is Tensor else self._dtypes(out) if kind is tuple else self._dtypes((out,))
+        key = (number, phase, origin, parameter, inputs, outputs)
+        cell = self.counts.get(key)
+        if cell is None:
+            cell = self.counts[key] = Cell()
+        cell.count += 1
+        formula = self._flop_formulas.get(number)
+        if formula is not None:
+            cell.flops += formula(args, kwargs or {}, out)
+        watcher = self.watchers.get(number)
+        if watcher is not None:
+            watcher(func, args, kwargs or {}, out, Call(phase, origin, parameter))
+        return out
+
+    def line(self) -> int:
+        """The origin of the user's line that is running."""
+        return self._walk(sys._getframe(1))
+
+    def _meet(self, func: Any, number: int) -> None:
+        self.ops[number] = func
+        watcher = self.watch(func)
+        if watcher is not None:
+            self.watchers[number] = watcher
+        formula = self._flops(func)
+        if formula is not None:
+            self._flop_formulas[number] = formula
+
+    def _walk(self, frame: Any) -> int:
+        users = self._users
+        while frame is not None:
+            code = frame.f_code
+            number = id(code)
+            known = users.get(number)
+            if known is None:
+                known = users[number] = is_users(code)
+                self._codes.append(code)  # keeps it alive, so that its id stays its own
+            if known:
+                modules = self.position.modules
+                key = (modules[-1] if modules else 0, number, frame.f_lasti)
+                origin = self._origin_numbers.get(key)
+                if origin is None:
+                    origin = self._origin_numbers[key] = len(self.origins)
+                    self.origins.append(Origin(key[0], code, key[2]))
+                return origin
+            frame = frame.f_back
+        return UNKNOWN
+
+    def _accumulated(self, node: Any) -> int | None:
+        variable = getattr(node, "variable", None)
+        return None if variable is None else self.registry.parameter(variable)
+
+    def _dtypes(self, values: Any) -> Dtypes:
+        found: list[Any] = []
+        for value in values:
+            kind = type(value)
+            if kind is Tensor or kind is Parameter:
+                found.append(value.dtype)
+            elif kind is list or kind is tuple:
+                if value:
+                    first = type(value[0])
+                    if first is int or first is float or first is bool:
+                        continue
+                    inner = {each.dtype for each in value if isinstance(each, Tensor)}
+                    if len(inner) == 1:
+                        found.extend(inner)
+                    elif inner:
+                        found.append(frozenset(inner))
+            elif isinstance(value, Tensor):
+                found.append(value.dtype)
+        return tuple(found)

@@ -1,0 +1,125 @@
+"""Turns what a window recorded into a report: ids into names, bytecode offsets into lines, events into sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from precisionlint.audit_report import AuditReport, OpRecord, Station
+from precisionlint.events import Autocast, Backward, Event, Grads, LossScaled, Step, Update, ZeroGrad
+from precisionlint.findings import Place
+from precisionlint.trace.places import place
+from precisionlint.trace.recorder import Recorder
+from precisionlint.trace.registry import Registry
+from precisionlint.trace.settings import matmul_meaning
+from precisionlint.trace.timeline import Timeline, as_finding
+
+
+def summarize(
+    recorder: Recorder,
+    registry: Registry,
+    timeline: Timeline,
+    *,
+    select: frozenset[str],
+    fallback: Place,
+    name: str,
+    settings: Mapping[str, str],
+    steps: int,
+    complete: bool,
+    error: str,
+) -> AuditReport:
+    """The report of a closed window."""
+    findings = {}
+    for hit in timeline.hits(select):
+        finding = as_finding(hit, fallback)
+        findings.setdefault((finding.place, finding.rule), finding)
+    devices = {parameter.device.type for parameter in registry.parameters} or {"cpu"}
+    return AuditReport(
+        name=name,
+        findings=tuple(sorted(findings.values(), key=lambda each: (each.place, each.rule))),
+        ops=tuple(_ops(recorder, registry)),
+        order=tuple(_stations(timeline.events)),
+        settings=settings,
+        meaning=tuple(matmul_meaning(dict(settings), devices)),
+        regions=tuple(_regions(timeline.events)),
+        steps=steps,
+        complete=complete,
+        error=error,
+    )
+
+
+def _ops(recorder: Recorder, registry: Registry) -> Iterable[OpRecord]:
+    for (number, phase, origin, parameter, inputs, outputs), cell in recorder.counts.items():
+        func = recorder.ops[number]
+        made = recorder.origins[origin]
+        yield OpRecord(
+            op=op_name(func),
+            phase=phase,
+            module=registry.module_label(made.module),
+            place=None if made.code is None else place(made.code, made.offset),
+            inputs=tuple(map(dtype_name, inputs)),
+            accumulation="unknown",
+            outputs=tuple(map(dtype_name, outputs)),
+            count=cell.count,
+            flops=cell.flops,
+            parameter="" if parameter is None else registry.label(parameter),
+        )
+
+
+def op_name(func: Any) -> str:
+    """``mm`` for aten's, ``namespace::name`` for all others."""
+    name = func._overloadpacket.__name__
+    return name if func.namespace == "aten" else f"{func.namespace}::{name}"
+
+
+def dtype_name(dtype: torch.dtype | frozenset[torch.dtype]) -> str:
+    """``bfloat16``, or ``bfloat16|float32`` for a list that mixes them."""
+    if isinstance(dtype, frozenset):
+        return "|".join(sorted(map(dtype_name, dtype)))
+    return str(dtype).removeprefix("torch.")
+
+
+def _regions(events: Iterable[Event]) -> list[str]:
+    """The autocast regions entered, each once, with how often."""
+    counts: dict[str, int] = {}
+    for event in events:
+        if isinstance(event, Autocast) and event.enter:
+            if event.region is None:
+                text = "disabled"
+            else:
+                cache = "" if event.region.cache else ", weight cache off"
+                text = f"{event.region.device} {event.region.dtype}{cache}"
+            where = f" at {event.at.path}:{event.at.line}" if event.at is not None else ""
+            counts[text + where] = counts.get(text + where, 0) + 1
+    return [text if number == 1 else f"{text} ({number} times)" for text, number in counts.items()]
+
+
+def _stations(events: Iterable[Event]) -> Iterable[Station]:
+    for event in events:
+        text = _sentence(event)
+        if text and isinstance(event.at, Place):
+            yield Station(text, event.at)
+
+
+def _sentence(event: Event) -> str:
+    match event:
+        case Autocast(enter=True, region=region):
+            return "autocast disabled" if region is None else f"autocast entered: {region.device} {region.dtype}"
+        case Autocast(enter=False):
+            return "autocast left"
+        case LossScaled(scaler=scaler):
+            return f"loss scaled by '{scaler.name}'"
+        case Backward(scale=scale):
+            of = scale.value if scale is not None else None
+            return f"backward, gradients scaled by '{of.name}'" if of is not None else "backward"
+        case Grads(how=how, api=api):
+            return f"gradients: {how} ({api})"
+        case Step(optimizer=optimizer, via=via):
+            return f"'{optimizer.name}' steps" + (f" through '{via.name}'" if via is not None else "")
+        case Update(scaler=scaler):
+            return f"'{scaler.name}' updated"
+        case ZeroGrad():
+            return "gradients set to zero"
+    return ""

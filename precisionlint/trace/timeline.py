@@ -1,0 +1,46 @@
+"""The timeline that a step did have, and what the checks make of it: the same checks that judge what ``source/`` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from precisionlint import catalogue
+from precisionlint.checks import RULES, Evidence, Hit, Judge
+from precisionlint.events import Event
+from precisionlint.findings import Finding, Place, Severity, Step
+
+
+class Timeline:
+    """Events in their order, each with the user's place as ``at``."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def hits(self, select: Collection[str]) -> list[Hit]:
+        """What the selected checks find on it, each fault once."""
+        judge = Judge(check for name, check in RULES.items() if name in select)
+        found: list[Any] = []
+        states = judge.start
+        for event in self.events:
+            states = judge.advance(states, event, found.append)
+        facts = {each.fact for each in found if isinstance(each, Evidence)}
+        return [
+            each
+            for each in found
+            if isinstance(each, Hit)
+            and not any(fact in facts for fact in each.unless)
+            and all(fact in facts for fact in each.needs)
+        ]
+
+
+def as_finding(hit: Hit, fallback: Place) -> Finding:
+    """A hit as a finding. A fault of what stood before the window stands where the step met it, else at ``fallback``."""
+    rule = catalogue.load()[hit.rule]
+    steps = tuple(Step(seen.at, seen.text) for seen in hit.trace if isinstance(seen.at, Place))
+    place = hit.at if isinstance(hit.at, Place) else steps[-1].place if steps else fallback
+    severity: Severity = hit.severity or rule.severity  # type: ignore[assignment]
+    return Finding(hit.rule, rule.family, severity, "certain", hit.message, place, "", steps)

@@ -1,0 +1,108 @@
+"""One window around a training step: puts the recorder and the patches in place, takes them away, and makes the report.
+
+It changes nothing that the step computes. The few ops whose backward takes another formula under any dispatch mode are named in the
+report where they ran.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from precisionlint import catalogue
+from precisionlint.audit_report import AuditReport
+from precisionlint.events import Closed
+from precisionlint.findings import Place
+from precisionlint.trace import flops, recorder, settings
+from precisionlint.trace.order import Order
+from precisionlint.trace.patches import Patches
+from precisionlint.trace.places import place, users_frame
+from precisionlint.trace.position import Position
+from precisionlint.trace.recorder import Recorder
+from precisionlint.trace.registry import Registry
+from precisionlint.trace.summary import summarize
+from precisionlint.trace.timeline import Timeline
+
+Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
+
+
+class Audit:
+    """A window; ``report`` stands once it is closed."""
+
+    def __init__(
+        self,
+        model: nn.Module | Mapping[str, nn.Module] | Iterable[nn.Module] | None = None,
+        optimizer: Optimizers = None,
+        scaler: Any = None,
+        *,
+        name: str | None = None,
+    ) -> None:
+        recorder.probe()
+        self.name = name or ""
+        self.complete = False
+        """Set by whoever knows that the window holds a whole iteration."""
+        self._optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
+        self._scalers = [] if scaler is None else list(scaler) if isinstance(scaler, list | tuple) else [scaler]
+        self._registry = Registry()
+        self._registry.add_models(model)
+        self._position = Position()
+        self._timeline = Timeline()
+        self.order = Order(self._position, self._registry, self._timeline)
+        self._recorder = Recorder(self._position, self._registry, flops.formula)
+        self._recorder.on_gradients = self.order.touched
+        self._undo = ExitStack()
+        self._place = Place("", 1, 1, 1, 1)
+        self._report: AuditReport | None = None
+
+    @property
+    def report(self) -> AuditReport:
+        """The report; raises RuntimeError while the window is open."""
+        if self._report is None:
+            raise RuntimeError("the audit's report stands once its `with` block is left")
+        return self._report
+
+    def __enter__(self) -> Audit:
+        return self.open(users_frame(sys._getframe(1)))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(error)
+
+    def open(self, frame: FrameType | None) -> Audit:
+        """Begins to record; ``frame`` is the user's, in which names are looked up."""
+        if frame is not None:
+            self._place = place(frame.f_code, frame.f_lasti)
+        self.order.snapshot(self._optimizers, self._scalers, frame)
+        patches = Patches()
+        self._undo.callback(patches.undo)
+        try:
+            for handle in self.order.install(patches):
+                self._undo.callback(handle.remove)
+            self._undo.enter_context(self._recorder)
+        except BaseException:
+            self._undo.close()
+            raise
+        return self
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends the recording, undoes every patch and makes the report."""
+        self._undo.close()
+        self.order.forget()
+        self._timeline.emit(Closed(None, (), self.complete))
+        self._report = summarize(
+            self._recorder,
+            self._registry,
+            self._timeline,
+            select=catalogue.select(),
+            fallback=self._place,
+            name=self.name,
+            settings=settings.read(),
+            steps=self.order.steps,
+            complete=self.complete,
+            error="" if error is None else f"{type(error).__name__}: {error}",
+        )
