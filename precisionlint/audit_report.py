@@ -1,4 +1,6 @@
-"""What an audit says of one training step: plain data, free of torch, so that every renderer and a later run can read it."""
+"""What an audit says of one training step: plain data, free of torch, so that every renderer and a later run can read
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class OpRecord:
-    """All calls of one op that were alike. Dtypes are names such as ``bfloat16``; of a list of tensors that differ, joined by ``|``.
+    """All calls of one op that were alike. Dtypes are names such as ``bfloat16``; of a list of tensors that differ,
+    joined by ``|``.
 
-    ``accumulation`` is ``unknown`` where nothing is known of it, and empty for an op that adds nothing up. ``flops`` counts a multiply and
-    an add as two, and is 0 where no formula is known.
+    ``accumulation`` is ``unknown`` where nothing is known of it, and empty for an op that adds nothing up. ``flops``
+    counts a multiply and an add as two, and is 0 where no formula is known.
     """
 
     op: str

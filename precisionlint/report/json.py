@@ -14,7 +14,7 @@ def dumps(report: Report) -> str:
     return json.dumps(
         {
             "schema": SCHEMA,
-            "findings": [_finding(finding) for finding in report.findings],
+            "findings": [finding_dict(finding) for finding in report.findings],
             "errors": [asdict(error) for error in report.errors],
             "coverage": asdict(report.coverage),
         },
@@ -22,7 +22,8 @@ def dumps(report: Report) -> str:
     )
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def finding_dict(finding: Finding) -> dict[str, Any]:
+    """One finding as the schema has it."""
     return {
         "rule": finding.rule,
         "family": finding.family,

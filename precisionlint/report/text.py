@@ -17,7 +17,7 @@ def render(report: Report, *, color: bool = False, verbose: bool = False) -> Ite
     source = cache(lines)
     for finding in report.findings:
         path = finding.place.path
-        yield from _finding(finding, source(path), color)
+        yield from finding_lines(finding, source(path), color)
         yield ""
     yield _verdict(report, color)
     for recipe in report.coverage.recipes:
@@ -34,35 +34,36 @@ def error_line(error: FileError) -> str:
     return f"precisionlint: {shown(where)}: {shown(error.message)}"
 
 
-def _finding(finding: Finding, source: tuple[str, ...], color: bool) -> Iterator[str]:
+def finding_lines(finding: Finding, source: tuple[str, ...], color: bool) -> Iterator[str]:
+    """A finding with its source line and its path."""
     place = finding.place
-    where = _paint(f"{shown(place.path)}:{place.line}:{place.column}", "strong", color)
-    what = f"{_paint(finding.severity, finding.severity, color)} {_paint(finding.rule, 'strong', color)}"
+    where = paint(f"{shown(place.path)}:{place.line}:{place.column}", "strong", color)
+    what = f"{paint(finding.severity, finding.severity, color)} {paint(finding.rule, 'strong', color)}"
     doubt = " [likely]" if finding.confidence == "likely" else ""
-    when = _paint(f" (when {shown(finding.when)})", "faint", color) if finding.when else ""
+    when = paint(f" (when {shown(finding.when)})", "faint", color) if finding.when else ""
     yield f"{where}: {what}{doubt}: {shown(finding.message)}{when}"
     if place.line <= len(source):
         part = excerpt(source[place.line - 1], place)
-        bar = _paint("|", "gutter", color)
-        yield f"{_paint(str(place.line), 'gutter', color)} {bar} {part.text}"
-        carets = _paint("^" * part.length, finding.severity, color)
+        bar = paint("|", "gutter", color)
+        yield f"{paint(str(place.line), 'gutter', color)} {bar} {part.text}"
+        carets = paint("^" * part.length, finding.severity, color)
         yield f"{' ' * len(str(place.line))} {bar} {' ' * part.offset}{carets}"
     width = len(str(len(finding.trace)))
     for number, step in enumerate(finding.trace, 1):
-        station = _paint(f"{shown(step.place.path)}:{step.place.line}:", "faint", color)
+        station = paint(f"{shown(step.place.path)}:{step.place.line}:", "faint", color)
         yield f"  {number:>{width}}. {station} {shown(step.message)}"
 
 
 def _verdict(report: Report, color: bool) -> str:
     counts = {each: sum(finding.severity == each for finding in report.findings) for each in SEVERITIES}
-    found = [_paint(_count(number, each), each, color) for each, number in counts.items() if number]
+    found = [paint(counted(number, each), each, color) for each, number in counts.items() if number]
     verdict = f"found {', '.join(found)}" if found else "found nothing"
-    return f"{verdict}; could not read {_count(len(report.errors), 'file')}" if report.errors else verdict
+    return f"{verdict}; could not read {counted(len(report.errors), 'file')}" if report.errors else verdict
 
 
 def _reach(coverage: Coverage, verbose: bool) -> str:
     parts = [
-        _count(number, word)
+        counted(number, word)
         for number, word in (
             (coverage.programs, "program"),
             (coverage.loops, "loop"),
@@ -71,16 +72,18 @@ def _reach(coverage: Coverage, verbose: bool) -> str:
         )
         if number
     ]
-    reach = f"read {coverage.read} of {_count(coverage.files, 'file')}: {', '.join(parts) or 'no training program'}"
+    reach = f"read {coverage.read} of {counted(coverage.files, 'file')}: {', '.join(parts) or 'no training program'}"
     if not coverage.gave_up:
         return reach
     hint = ":" if verbose else " (--verbose names them)"
-    return f"{reach}; gave up on {_count(len(coverage.gave_up), 'place')}{hint}"
+    return f"{reach}; gave up on {counted(len(coverage.gave_up), 'place')}{hint}"
 
 
-def _count(number: int, word: str) -> str:
+def counted(number: int, word: str) -> str:
+    """`1 error`, `2 errors`, `2 info`."""
     return f"{number} {word}{'' if number == 1 or word == 'info' else 's'}"
 
 
-def _paint(text: str, style: str, color: bool) -> str:
+def paint(text: str, style: str, color: bool) -> str:
+    """The text with the codes of a style around it, where colour is on."""
     return f"\x1b[{COLORS[style]}m{text}\x1b[0m" if color else text

@@ -1,1 +1,3 @@
-"""The run-time front end: records the one timeline that a training step did have. It needs torch, and never imports source/."""
+"""The run-time front end: records the one timeline that a training step did have. It needs torch, and never imports
+source/.
+"""

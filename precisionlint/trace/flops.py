@@ -1,4 +1,6 @@
-"""Floating point operations of an op, from shapes: multiply and add count as two. Elementwise ops and reductions have no formula."""
+"""Floating point operations of an op, from shapes: multiply and add count as two. Elementwise ops and reductions have
+no formula.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ OWN: dict[Any, Callable[..., int]] = {
 
 
 def formula(func: Any) -> Callable[..., int] | None:
-    """What counts the operations of an op's call, as ``f(args, kwargs, out)``; None where torch knows no formula either."""
+    """What counts the operations of an op's call, as ``f(args, kwargs, out)``; None where torch knows no formula
+    either.
+    """
     own = OWN.get(func._overloadpacket)
     if own is not None:
         return own

@@ -1,8 +1,9 @@
-"""The order of a step as events: autocast, loss scaling, backward, clipping, optimizer steps. Patches see them, gradients' storages the rest.
+"""The order of a step as events: autocast, loss scaling, backward, clipping, optimizer steps. Patches see them,
+gradients' storages the rest.
 
-A clip function that was imported by name before any patch is known by its code object on the stack, a clip or unscale that the user wrote
-by a norm that reads and a multiplication that writes the storages of gradients. What a library does without torch's optimizers,
-GradScaler or autograd is not seen.
+A clip function that was imported by name before any patch is known by its code object on the stack, a clip or unscale
+that the user wrote by a norm that reads and a multiplication that writes the storages of gradients. What a library
+does without torch's optimizers, GradScaler or autograd is not seen.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class Order:
 
     # -- opening
 
-    def snapshot(self, optimizers: Iterable[torch.optim.Optimizer], scalers: Iterable[Any], frame: FrameType | None) -> None:
+    def snapshot(
+        self, optimizers: Iterable[torch.optim.Optimizer], scalers: Iterable[Any], frame: FrameType | None
+    ) -> None:
         """Says what stood before the window."""
         for device in ("cuda", "cpu"):
             if torch.is_autocast_enabled(device):
@@ -259,12 +262,18 @@ class Order:
         self.timeline.emit(Backward(here(), (), scale, self._loss_region(), self.position.region, scaled_at))
 
     def _scale_of(self, outputs: Iterable[Any]) -> tuple[Known[Named | None], Any]:
-        """Whose scale a loss carries: the scaled tensor itself, or one computed from it (later nodes of its graph only)."""
+        """Whose scale a loss carries: the scaled tensor itself, or one computed from it (later nodes of its graph
+        only).
+        """
         if not self._scaled:
             return Known(None), None
         earliest = min(node._sequence_nr() for node, _, _ in self._scaled)
         seen: set[Any] = set()
-        todo = [node for each in outputs if (node := getattr(each, "grad_fn", None) or getattr(each, "node", None)) is not None]
+        todo = [
+            node
+            for each in outputs
+            if (node := getattr(each, "grad_fn", None) or getattr(each, "node", None)) is not None
+        ]
         while todo:
             node = todo.pop()
             if node in seen or node._sequence_nr() < earliest:
@@ -279,13 +288,20 @@ class Order:
     def _loss_region(self) -> Region | None:
         return self.position.region or self.position.last_region
 
+    def forget(self) -> None:
+        """Lets go of what the step made: frames, graphs, gradients."""
+        self._stepped_over()
+        self._storages.clear()
+
     # -- gradients
 
     def _gradients_stand(self) -> bool:
         return any(parameter.grad is not None for parameter in self.registry.trained())
 
     def touched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Phase | None:
-        """The phase of an op outside modules, backward and optimizer that reads or writes gradients; emits what it does to them."""
+        """The phase of an op outside modules, backward and optimizer that reads or writes gradients; emits what it
+        does to them.
+        """
         name = func._overloadpacket.__name__
         if name not in NORMS and name not in SCALINGS and name not in CLAMPS and name not in ZEROS:
             return "clip" if self._clip is not None and self._clip_frame() is self._clip else None
@@ -317,7 +333,9 @@ class Order:
         name, argument = CLIPS[frame.f_code]
         variables = frame.f_locals
         parameters = variables.get("parameters")
-        weights = self.registry.weights(tensors([parameters])) if isinstance(parameters, list | torch.Tensor) else touched
+        weights = (
+            self.registry.weights(tensors([parameters])) if isinstance(parameters, list | torch.Tensor) else touched
+        )
         threshold = float(variables.get(argument, "inf")) if argument else float("inf")
         if threshold == float("inf"):
             self.timeline.emit(Grads(here(), (), weights, "read", name.lstrip("_")))
@@ -345,7 +363,12 @@ class Order:
         if factor is not None and "div" in name:
             factor = 1.0 / factor if factor else None
         for scaler, named in self.registry.scalers.values():
-            if factor is not None and scaler._scale is not None and factor * float(scaler._scale) == 1.0 and factor != 1.0:
+            if (
+                factor is not None
+                and scaler._scale is not None
+                and factor * float(scaler._scale) == 1.0
+                and factor != 1.0
+            ):
                 self._grads(Grads(here(), (), weights, "mul", f"'{name}'", "1/scale", named))
                 return "unscale"
         if self._normed:
@@ -357,7 +380,12 @@ class Order:
     def _grads(self, event: Grads) -> None:
         """Emits it, one event for a loop over gradients."""
         last = self.timeline.events[-1]
-        if isinstance(last, Grads) and (last.at, last.how, last.api, last.factor) == (event.at, event.how, event.api, event.factor):
+        if isinstance(last, Grads) and (last.at, last.how, last.api, last.factor) == (
+            event.at,
+            event.how,
+            event.api,
+            event.factor,
+        ):
             weights = None if last.weights is None or event.weights is None else last.weights | event.weights
             self.timeline.events[-1] = Grads(event.at, (), weights, event.how, event.api, event.factor, event.scaler)
             return
@@ -393,7 +421,9 @@ class Order:
         self.position.section = "optimizer"
         outside = self._outside
         changed = tuple(outside(each) if callable(each) and not isinstance(each, type) else each for each in args[1:])
-        return (args[0], *changed), {name: outside(v) if name == "closure" and callable(v) else v for name, v in kwargs.items()}
+        return (args[0], *changed), {
+            name: outside(v) if name == "closure" and callable(v) else v for name, v in kwargs.items()
+        }
 
     def _outside(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         """The closure of a step, which runs a forward and a backward of its own."""
@@ -413,6 +443,9 @@ class Order:
 
     def _stepped(self) -> None:
         self.steps += 1
+        self._stepped_over()
+
+    def _stepped_over(self) -> None:
         self.position.last_region = None
         self._scaled.clear()
         self._clip = None
@@ -439,14 +472,18 @@ class Order:
     def _scaler(self, scaler: Any, frame: FrameType | None = None) -> Named:
         named, new = self.registry.scaler(scaler, frame or users_frame(sys._getframe(1)))
         if new:
-            cls = f"{type(scaler).__module__}.{type(scaler).__qualname__}".replace("torch.amp.grad_scaler.", "torch.amp.")
+            cls = f"{type(scaler).__module__}.{type(scaler).__qualname__}".replace(
+                "torch.amp.grad_scaler.", "torch.amp."
+            )
             settings = {
                 "init_scale": scaler._init_scale,
                 "growth_factor": scaler._growth_factor,
                 "backoff_factor": scaler._backoff_factor,
                 "growth_interval": scaler._growth_interval,
             }
-            self.timeline.emit(ScalerMade(None, (), named, cls, Known(bool(scaler.is_enabled())), tuple(settings.items())))
+            self.timeline.emit(
+                ScalerMade(None, (), named, cls, Known(bool(scaler.is_enabled())), tuple(settings.items()))
+            )
         return named
 
 
@@ -455,6 +492,7 @@ def subclasses(cls: type) -> Iterator[type]:
     seen: set[type] = set()
     todo = [cls]
     while todo:
+        each: type
         for each in todo.pop().__subclasses__():
             if each not in seen:
                 seen.add(each)

@@ -1,4 +1,6 @@
-"""Replaces attributes of classes and modules for the length of a window and puts them back. Knows nothing of what they do."""
+"""Replaces attributes of classes and modules for the length of a window and puts them back. Knows nothing of what they
+do.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,17 @@ class UnsupportedTorchError(RuntimeError):
 
 
 class Patches:
-    """The replacements of one window. Each is undone by ``undo``, in reverse order, unless someone replaced it again since."""
+    """The replacements of one window. Each is undone by ``undo``, in reverse order, unless someone replaced it again
+    since.
+    """
 
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any, Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Sets ``owner.name`` to ``make(original)``; raises UnsupportedTorchError where the owner has no such attribute."""
+        """Sets ``owner.name`` to ``make(original)``; raises UnsupportedTorchError where the owner has no such
+        attribute.
+        """
         current = getattr(owner, name, None)
         if current is None:
             import torch

@@ -1,7 +1,7 @@
 """Where the program stands: the user's line in a stack of frames, and the names that it gives its objects.
 
-The user's line is the innermost one outside torch, the standard library's helpers and this package; code of other packages
-(a model of transformers) counts as the user's, since that is where the op stands.
+The user's line is the innermost one outside torch, the standard library's helpers and this package; code of other
+packages (a model of transformers) counts as the user's, since that is where the op stands.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def place(code: CodeType, offset: int) -> Place:
         if line is not None and end_line is not None and column is not None and end_column is not None:
             name = code.co_filename
             return Place(path, line, _characters(name, line, column), end_line, _characters(name, end_line, end_column))
-    line = next((number for start, end, number in code.co_lines() if start <= offset < end and number), code.co_firstlineno)
+    line = next(
+        (number for start, end, number in code.co_lines() if start <= offset < end and number), code.co_firstlineno
+    )
     return Place(path, line, 1, line, 1)
 
 
@@ -85,7 +87,9 @@ def _characters(path: str, line: int, column: int) -> int:
 
 
 def name_of(thing: Any, frame: FrameType | None) -> str | None:
-    """What the user's code calls an object: a variable, or an attribute of ``self`` (``self.scaler``), from inside outwards."""
+    """What the user's code calls an object: a variable, or an attribute of ``self`` (``self.scaler``), from inside
+    outwards.
+    """
     for each in frames(frame):
         if not is_users(each.f_code):
             continue

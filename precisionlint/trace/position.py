@@ -1,4 +1,6 @@
-"""Where the step stands right now: in which module, section and autocast region. Patches write it, the recorder reads it."""
+"""Where the step stands right now: in which module, section and autocast region. Patches write it, the recorder reads
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""Records what every op did with its dtypes: one count for each (op, phase, module, line, dtypes), not one entry for each call.
+"""Records what every op did with its dtypes: one count for each (op, phase, module, line, dtypes), not one entry for
+each call.
 
-A dispatch mode sits below autocast and autograd: it sees the casts that autocast inserted, the ops of the backward, of the optimizer and of
-the collectives. It does not see what a fused kernel does inside, what a compiled region does, or launches past the dispatcher.
+A dispatch mode sits below autocast and autograd: it sees the casts that autocast inserted, the ops of the backward, of
+the optimizer and of the collectives. It does not see what a fused kernel does inside, what a compiled region does, or
+launches past the dispatcher.
 
-What keeps it near the cost of an empty mode: exact type checks instead of pytree, integers instead of strings (code objects and
-bytecode offsets become lines only in the report), and one dictionary.
+What keeps it near the cost of an empty mode: exact type checks instead of pytree, integers instead of strings (code
+objects and bytecode offsets become lines only in the report), and one dictionary.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ UNKNOWN = 0
 
 Dtypes = tuple[Any, ...]
 """A torch.dtype for each tensor, a frozenset of them for each list of tensors."""
+GradientWatcher = Callable[[Any, tuple[Any, ...], dict[str, Any]], "Phase | None"]
 Watcher = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, "Call"], None]
 
 
@@ -77,13 +80,15 @@ def probe() -> None:
             raise UnsupportedTorchError(f"torch {torch.__version__} has no {name}, which audit builds on")
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The dispatch mode of one window. ``counts`` and ``origins`` are its result."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, position: Position, registry: Registry, flops: Callable[[Any], Callable[..., int] | None]) -> None:
-        super().__init__()
+    def __init__(
+        self, position: Position, registry: Registry, flops: Callable[[Any], Callable[..., int] | None]
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.position = position
         self.registry = registry
         self.counts: dict[Key, Cell] = {}
@@ -93,8 +98,10 @@ class Recorder(TorchDispatchMode):
         """``id`` of an op -> who is told of its calls."""
         self.watch: Callable[[Any], Watcher | None] = lambda func: None
         """Asked once for each op: who wants to be told of its calls."""
-        self.on_gradients: Callable[[Any, tuple[Any, ...], dict[str, Any]], Phase | None] = lambda func, args, kwargs: None
-        """Asked for ops outside modules, backward and optimizer while gradients stand: the phase, where they touch those."""
+        self.on_gradients: GradientWatcher = lambda func, args, kwargs: None
+        """Asked for ops outside modules, backward and optimizer while gradients stand: the phase, where they touch
+        those.
+        """
         self._flops = flops
         self._flop_formulas: dict[int, Callable[..., int]] = {}
         self._origin_numbers: dict[tuple[int, int, int], int] = {}
@@ -142,7 +149,8 @@ class Recorder(TorchDispatchMode):
                 origin = self._walk(sys._getframe(1)) if known is None else known
         out = func._op(*args, **kwargs) if kwargs else func._op(*args)
 
-        # A node that this op made: the backward finds its origin by the node's number. (Under create_graph also within a backward.)
+        # A node that this op made: the backward finds its origin by the node's number. (Under create_graph also within
+        # a backward.)
         self._sequence.setdefault(torch._C._autograd._get_sequence_nr() - 1, origin)
         inputs = self._dtypes(args)
         if kwargs:

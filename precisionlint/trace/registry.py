@@ -1,7 +1,8 @@
-"""Who is who in a step: modules by path, parameters by name, optimizers and scalers by the name that the program gives them.
+"""Who is who in a step: modules by path, parameters by name, optimizers and scalers by the name that the program gives
+them.
 
-Weights are named by their path in the model, so that a set of them can be told by its roots (``("model",)`` for a whole one).
-A parameter that no known module holds is known by a number alone.
+Weights are named by their path in the model, so that a set of them can be told by its roots (``("model",)`` for a
+whole one). A parameter that no known module holds is known by a number alone.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Registry:
             model = {str(number): each for number, each in enumerate(model)}
         for name, each in model.items():
             if not isinstance(each, nn.Module):
-                raise TypeError(f"model: expected a torch.nn.Module, or several in a dict or list, not {type(each).__name__}")
+                raise TypeError(
+                    f"model: expected a torch.nn.Module, or several in a dict or list, not {type(each).__name__}"
+                )
             self.add_root(each, name)
 
     def add_root(self, module: nn.Module, name: str) -> int:

@@ -1,6 +1,7 @@
 """The global settings that decide how matrix products and casts run, read without changing any.
 
-The new fp32 switches come first: once one of them was set, reading a legacy one raises, which is then said in place of its value.
+The new fp32 switches come first: once one of them was set, reading a legacy one raises, which is then said in place of
+its value.
 """
 
 from __future__ import annotations
@@ -52,11 +53,21 @@ def matmul_meaning(settings: dict[str, str], devices: set[str]) -> list[str]:
             settings.get("torch.backends.cuda.matmul.fp32_precision") == "tf32"
             or settings.get("torch.backends.cuda.matmul.allow_tf32") == "True"
         )
-        said.append("fp32 products on CUDA run in TF32" if tf32 else "fp32 products on CUDA run in full fp32, outside the tensor cores")
+        said.append(
+            "fp32 products on CUDA run in TF32"
+            if tf32
+            else "fp32 products on CUDA run in full fp32, outside the tensor cores"
+        )
         for name, dtype in (("bf16", "bf16"), ("fp16", "fp16")):
-            if settings.get(f"torch.backends.cuda.matmul.allow_{name}_reduced_precision_reduction", "").startswith(("True", "(True")):
+            if settings.get(f"torch.backends.cuda.matmul.allow_{name}_reduced_precision_reduction", "").startswith(
+                ("True", "(True")
+            ):
                 said.append(f"{dtype} products on CUDA may add partial sums in {dtype}")
     if "cpu" in devices:
         precision = settings.get("torch.backends.mkldnn.matmul.fp32_precision", "none")
-        said.append(f"fp32 products on the CPU may run in {precision}" if precision in ("bf16", "tf32") else "fp32 products on the CPU run in fp32")
+        said.append(
+            f"fp32 products on the CPU may run in {precision}"
+            if precision in ("bf16", "tf32")
+            else "fp32 products on the CPU run in fp32"
+        )
     return said

@@ -9,7 +9,7 @@ import torch
 
 from precisionlint.audit_report import AuditReport, OpRecord, Station
 from precisionlint.events import Autocast, Backward, Event, Grads, LossScaled, Step, Update, ZeroGrad
-from precisionlint.findings import Place
+from precisionlint.findings import Finding, Place
 from precisionlint.trace.places import place
 from precisionlint.trace.recorder import Recorder
 from precisionlint.trace.registry import Registry
@@ -31,7 +31,7 @@ def summarize(
     error: str,
 ) -> AuditReport:
     """The report of a closed window."""
-    findings = {}
+    findings: dict[tuple[Place, str], Finding] = {}
     for hit in timeline.hits(select):
         finding = as_finding(hit, fallback)
         findings.setdefault((finding.place, finding.rule), finding)

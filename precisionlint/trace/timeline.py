@@ -1,4 +1,6 @@
-"""The timeline that a step did have, and what the checks make of it: the same checks that judge what ``source/`` reads."""
+"""The timeline that a step did have, and what the checks make of it: the same checks that judge what ``source/``
+reads.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ class Timeline:
 
 
 def as_finding(hit: Hit, fallback: Place) -> Finding:
-    """A hit as a finding. A fault of what stood before the window stands where the step met it, else at ``fallback``."""
+    """A hit as a finding. A fault of what stood before the window stands where the step met it, or at ``fallback``."""
     rule = catalogue.load()[hit.rule]
     steps = tuple(Step(seen.at, seen.text) for seen in hit.trace if isinstance(seen.at, Place))
     place = hit.at if isinstance(hit.at, Place) else steps[-1].place if steps else fallback

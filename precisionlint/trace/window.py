@@ -1,7 +1,7 @@
 """One window around a training step: puts the recorder and the patches in place, takes them away, and makes the report.
 
-It changes nothing that the step computes. The few ops whose backward takes another formula under any dispatch mode are named in the
-report where they ran.
+It changes nothing that the step computes. The few ops whose backward takes another formula under any dispatch mode are
+named in the report where they ran.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class Audit:
     def __enter__(self) -> Audit:
         return self.open(users_frame(sys._getframe(1)))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close(error)
 
     def open(self, frame: FrameType | None) -> Audit:

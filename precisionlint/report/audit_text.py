@@ -1,0 +1,148 @@
+"""An audit's report as text: the verdict first, then findings, what happened in which order, ops by phase and dtype,
+storage, settings.
+
+In a pipe it is the same text without colours, so that two runs can be compared by a diff.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+
+from precisionlint.audit_report import AuditReport, OpRecord, Station
+from precisionlint.findings import SEVERITIES
+from precisionlint.report.excerpt import lines, shown
+from precisionlint.report.text import counted, finding_lines, paint
+
+PHASES = ("forward", "recompute", "backward", "unscale", "clip", "optimizer", "update", "collective", "other")
+SHORT = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+}
+
+
+def render(report: AuditReport, *, color: bool = False, all: bool = False) -> Iterator[str]:
+    """The report's lines; ``all``: one line an op and place instead of groups that fit on a screen."""
+    source = cache(lines)
+    yield _verdict(report, color)
+    yield _extent(report)
+    if report.error:
+        yield paint(f"the step raised {shown(report.error)}; what follows is what ran before", "warning", color)
+    for finding in report.findings:
+        yield ""
+        yield from finding_lines(finding, source(finding.place.path), color)
+    yield from _section("order", _order(report.order), color)
+    yield from _section("ops (input -> accumulation -> output)", _every(report) if all else _groups(report), color)
+    yield from _section("settings", _settings(report), color)
+
+
+def _verdict(report: AuditReport, color: bool) -> str:
+    counts = {each: sum(finding.severity == each for finding in report.findings) for each in SEVERITIES}
+    found = [paint(counted(number, each), each, color) for each, number in counts.items() if number]
+    subject = f"audit of {shown(report.name)}" if report.name else "audit"
+    return f"{subject}: {'found ' + ', '.join(found) if found else 'found nothing'}"
+
+
+def _extent(report: AuditReport) -> str:
+    ran = sum(op.count for op in report.ops)
+    whole = "" if report.complete else ", of a window that may not hold the whole iteration"
+    amount = f"{counted(ran, 'op')} in {counted(len(report.ops), 'kind')}"
+    return f"measured {counted(report.steps, 'optimizer step')}, {amount}{whole}"
+
+
+def _section(title: str, body: Iterable[str], color: bool) -> Iterator[str]:
+    body = list(body)
+    if body:
+        yield ""
+        yield paint(title, "strong", color)
+        yield from (f"  {line}" for line in body)
+
+
+def _order(stations: Iterable[Station]) -> Iterator[str]:
+    """Stations in order; a run of equal ones as one."""
+    previous, count = "", 0
+    for station in stations:
+        where = f"{shown(station.place.path)}:{station.place.line}: " if station.place else ""
+        line = where + shown(station.what)
+        if line != previous and previous:
+            yield _times(previous, count)
+            count = 0
+        previous, count = line, count + 1
+    if previous:
+        yield _times(previous, count)
+
+
+def _times(line: str, count: int) -> str:
+    return line if count == 1 else f"{line} ({count} times)"
+
+
+def dtypes(op: OpRecord) -> str:
+    """``bf16 -> fp32 -> bf16``; without accumulation ``bf16 -> bf16``."""
+    inputs, outputs = (
+        ", ".join(dict.fromkeys(SHORT.get(each, each) for each in side)) or "none" for side in (op.inputs, op.outputs)
+    )
+    middle = [SHORT.get(op.accumulation, op.accumulation)] if op.accumulation else []
+    return " -> ".join([inputs, *middle, outputs])
+
+
+def starred(module: str) -> str:
+    """A module's path with its layer numbers as one: ``layers.3.attn`` is ``layers.*.attn``."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
+
+
+def _groups(report: AuditReport) -> Iterator[str]:
+    """One line for each phase, family and dtypes, the most floating point operations first."""
+    total = sum(op.flops for op in report.ops) or 1
+    groups: dict[tuple[int, str, str], list[OpRecord]] = {}
+    for op in report.ops:
+        if op.family:
+            groups.setdefault((PHASES.index(op.phase), op.family, dtypes(op)), []).append(op)
+    rows = []
+    for (phase, family, kinds), members in sorted(
+        groups.items(), key=lambda each: (each[0][0], -sum(op.flops for op in each[1]), each[0])
+    ):
+        flops = sum(op.flops for op in members)
+        share = f"{flops / total:.0%} of FLOPs" if flops / total >= 0.005 else ""
+        verdict = next((op.verdict for op in members if op.verdict), "")
+        modules = list(dict.fromkeys(starred(op.module) for op in members if op.module))
+        where = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
+        rows.append((PHASES[phase], family, kinds, f"{sum(op.count for op in members)} x", share, verdict, where))
+    yield from _table(rows)
+    rest = sum(op.count for op in report.ops if not op.family)
+    if rest:
+        yield f"and {counted(rest, 'op')} without sums of their own: views, copies and the like (--all lists them)"
+
+
+def _every(report: AuditReport) -> Iterator[str]:
+    rows = [
+        (
+            op.phase,
+            op.op,
+            dtypes(op),
+            f"{op.count} x",
+            op.verdict,
+            op.parameter or op.module,
+            f"{op.place.path}:{op.place.line}" if op.place else "",
+        )
+        for op in sorted(report.ops, key=lambda op: PHASES.index(op.phase))
+    ]
+    yield from _table(rows)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(shown(cell)) for cell in column) for column in zip(*rows, strict=True)] if rows else []
+    for row in rows:
+        yield "  ".join(shown(cell).ljust(width) for cell, width in zip(row, widths, strict=True) if width).rstrip()
+
+
+def _settings(report: AuditReport) -> Iterator[str]:
+    for region in report.regions:
+        yield f"autocast {shown(region)}"
+    yield from report.meaning
+    for name, value in report.settings.items():
+        yield f"{name} = {shown(value)}"
