@@ -35,6 +35,7 @@ class OpRecord:
     parameter: str = ""
     family: str = ""
     verdict: str = ""
+    device: str = ""
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ class Cell:
     flops: int = 0
 
 
-Key = tuple[int, Phase, int, int | None, Dtypes, Dtypes]
-"""``id`` of the op, phase, origin, parameter, dtypes in, dtypes out."""
+Key = tuple[int, Phase, int, int | None, str, Dtypes, Dtypes]
+"""``id`` of the op, phase, origin, parameter, device, dtypes in, dtypes out."""
 
 
 def probe() -> None:
@@ -156,8 +156,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs:
             inputs += self._dtypes(tuple(kwargs.values()))
         kind = type(out)
-        outputs = (out.dtype,) if kind is Tensor else self._dtypes(out) if kind is tuple else self._dtypes((out,))
-        key = (number, phase, origin, parameter, inputs, outputs)
+        if kind is Tensor:
+            outputs, probe = (out.dtype,), out
+        else:
+            outputs, probe = self._dtypes(out) if kind is tuple else self._dtypes((out,)), first_tensor(args)
+        device = "" if probe is None else "cpu" if probe.is_cpu else probe.device.type
+        key = (number, phase, origin, parameter, device, inputs, outputs)
         cell = self.counts.get(key)
         if cell is None:
             cell = self.counts[key] = Cell()
@@ -226,3 +230,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif isinstance(value, Tensor):
                 found.append(value.dtype)
         return tuple(found)
+
+
+def first_tensor(values: Any) -> Tensor | None:
+    """The first tensor among values and the lists among them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            return value
+        if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
+            return value[0]
+    return None

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from precisionlint import policy
 from precisionlint.audit_report import AuditReport, OpRecord, Station
 from precisionlint.events import Autocast, Backward, Event, Grads, LossScaled, Step, Update, ZeroGrad
 from precisionlint.findings import Finding, Place
+from precisionlint.policy import Policy
 from precisionlint.trace.places import place
 from precisionlint.trace.recorder import Recorder
 from precisionlint.trace.registry import Registry
@@ -26,6 +28,7 @@ def summarize(
     fallback: Place,
     name: str,
     settings: Mapping[str, str],
+    table: Policy,
     steps: int,
     complete: bool,
     error: str,
@@ -39,7 +42,7 @@ def summarize(
     return AuditReport(
         name=name,
         findings=tuple(sorted(findings.values(), key=lambda each: (each.place, each.rule))),
-        ops=tuple(_ops(recorder, registry)),
+        ops=tuple(_ops(recorder, registry, table, settings)),
         order=tuple(_stations(timeline.events)),
         settings=settings,
         meaning=tuple(matmul_meaning(dict(settings), devices)),
@@ -50,21 +53,31 @@ def summarize(
     )
 
 
-def _ops(recorder: Recorder, registry: Registry) -> Iterable[OpRecord]:
-    for (number, phase, origin, parameter, inputs, outputs), cell in recorder.counts.items():
-        func = recorder.ops[number]
+def _ops(recorder: Recorder, registry: Registry, table: Policy, settings: Mapping[str, str]) -> Iterable[OpRecord]:
+    for (number, phase, origin, parameter, device, inputs, outputs), cell in recorder.counts.items():
+        name = op_name(recorder.ops[number])
         made = recorder.origins[origin]
+        module = registry.module_label(made.module)
+        into, out = tuple(map(dtype_name, inputs)), tuple(map(dtype_name, outputs))
+        family = table.family(name, phase)
+        if family is not None and not any(each in policy.RANKS for text in (*into, *out) for each in text.split("|")):
+            family = None  # no floating point number takes part
+        accumulated = policy.accumulation(family, device, into, out, settings)
+        requires = policy.Requirement() if family is None else table.requirement(family, name, module)
         yield OpRecord(
-            op=op_name(func),
+            op=name,
             phase=phase,
-            module=registry.module_label(made.module),
+            module=module,
             place=None if made.code is None else place(made.code, made.offset),
-            inputs=tuple(map(dtype_name, inputs)),
-            accumulation="unknown",
-            outputs=tuple(map(dtype_name, outputs)),
+            inputs=into,
+            accumulation=accumulated,
+            outputs=out,
             count=cell.count,
             flops=cell.flops,
             parameter="" if parameter is None else registry.label(parameter),
+            family="" if family is None else family.name,
+            verdict=policy.shortfall(requires, into, accumulated, out),
+            device=device,
         )
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
-from precisionlint import catalogue
+from precisionlint import catalogue, policy
 from precisionlint.audit_report import AuditReport
 from precisionlint.events import Closed
 from precisionlint.findings import Place
@@ -44,6 +45,7 @@ class Audit:
         name: str | None = None,
     ) -> None:
         recorder.probe()
+        self._policy = policy.of_project(Path.cwd())
         self.name = name or ""
         self.complete = False
         """Set by whoever knows that the window holds a whole iteration."""
@@ -104,6 +106,7 @@ class Audit:
             fallback=self._place,
             name=self.name,
             settings=settings.read(),
+            table=self._policy,
             steps=self.order.steps,
             complete=self.complete,
             error="" if error is None else f"{type(error).__name__}: {error}",
