@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"precisionlint {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_check(commands)
+    _add_verify(commands)
 
     rules = commands.add_parser("rules", help="list the rules", description="Lists the rules by family.")
     rules.set_defaults(run=_rules)
@@ -104,6 +105,35 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     check.set_defaults(run=_check)
 
 
+def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    verify = commands.add_parser(
+        "verify",
+        help="hold Triton FP8 kernels against reference numerics",
+        description="Runs a launcher, or the bundled kernels, on inputs that are hard and judges each number returned.",
+        epilog="exit codes: 0 all contracts kept, 1 one broken, 2 wrong usage, or something could not be run",
+        allow_abbrev=False,
+    )
+    verify.add_argument(
+        "launcher",
+        metavar="MODULE:LAUNCHER",
+        nargs="?",
+        help="a function of tensors that launches a kernel (default: the bundled kernels)",
+    )
+    verify.add_argument("--contract", metavar="NAME", help="what the launcher promises, such as quantize_1x128")
+    verify.add_argument(
+        "--option",
+        metavar="NAME=VALUE",
+        type=_option,
+        action="append",
+        default=[],
+        help="an option of the contract, such as quotient=reciprocal",
+    )
+    verify.add_argument("--contracts", action="store_true", help="list the contracts with their launchers and options")
+    verify.add_argument("--format", choices=("text", "json"), default="text", help="how to report (default: text)")
+    verify.add_argument("--verbose", action="store_true", help="name each input that was tried")
+    verify.set_defaults(run=_verify)
+
+
 def _add_color(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--color",
@@ -124,6 +154,13 @@ def _assumption(text: str) -> tuple[str, str]:
     name, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
         raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE, such as use_amp=True or args.dtype=fp16")
+    return name, value
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE, such as scale=power-of-two")
     return name, value
 
 
@@ -148,6 +185,31 @@ def _check(options: argparse.Namespace) -> Outcome:
         return Outcome(report.exit_code, [json.dumps(report)])
     color = _colored(options.color, sys.stdout)
     return Outcome(report.exit_code, text.render(report, color=color, verbose=options.verbose))
+
+
+def _verify(options: argparse.Namespace) -> Outcome:
+    from precisionlint.report import verified
+    from precisionlint.verify import describe_contracts, verify
+
+    if options.contracts:
+        return Outcome(0, describe_contracts())
+    if (options.launcher is None) != (options.contract is None):
+        raise UsageError("a launcher needs --contract, and --contract a launcher; `verify --contracts` lists them")
+    if options.option and options.launcher is None:
+        raise UsageError("--option belongs to a launcher's contract; the bundled kernels declare their own")
+    if options.launcher is not None and ":" not in options.launcher:
+        raise UsageError(f"'{options.launcher}' is not MODULE:LAUNCHER, such as my_kernels:quantize or my_kernels.py:quantize")
+    verification = verify(
+        options.launcher,
+        contract=options.contract,
+        options=dict(options.option),
+        progress=verified.progress_line(sys.stderr),
+    )
+    for error in verification.errors:
+        _complain(error)
+    if options.format == "json":
+        return Outcome(verification.exit_code, [verified.dumps(verification)])
+    return Outcome(verification.exit_code, verified.render(verification, verbose=options.verbose))
 
 
 def _rules(options: argparse.Namespace) -> Outcome:

@@ -158,11 +158,13 @@ class Grads(Event):
 
 @dataclass(frozen=True, slots=True)
 class Step(Event):
-    """An optimizer steps, through a scaler or past it. ``guarded``: only where a test for finite gradients passed."""
+    """An optimizer steps, through a scaler or past it. ``guarded``: only where a test for finite gradients passed; ``loop``: the innermost
+    loop that it stands in."""
 
     optimizer: Named
     via: Named | None
     guarded: bool = False
+    loop: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +188,15 @@ class SchedulerStep(Event):
 
     scheduler: Named
     guarded: bool
+    loop: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleRead(Event):
-    """The scale is brought to the host (``get_scale()``)."""
+    """The scale is brought to the host (``get_scale()``); ``loop``: the innermost loop that this stands in."""
 
     scaler: Named
-    in_loop: bool
+    loop: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)

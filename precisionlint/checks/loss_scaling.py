@@ -16,7 +16,6 @@ from precisionlint.events import (
     Closed,
     Event,
     Grads,
-    Iteration,
     Known,
     Lost,
     LossScaled,
@@ -106,7 +105,7 @@ class Ledger:
     """The state of loss scaling on one path."""
 
     pending: frozenset[Pending] = frozenset()
-    plain: Seen | None = None
+    plain: Seen | None = field(compare=False, default=None)
     unknown: bool = False
     progress: frozenset[Progress] = frozenset()
     clean: frozenset[Clean] = frozenset()
@@ -116,7 +115,6 @@ class Ledger:
     owns: frozenset[Own] = frozenset()
     sharded: bool = False
     half: frozenset[Any] = frozenset()
-    looping: bool = False
     lost: bool = False
     is_plain: bool = False
 
@@ -154,12 +152,16 @@ def after_grads(ledger: Ledger, event: Grads) -> Ledger:
     if event.how == "unscale" and event.scaler is not None and event.optimizer is not None:
         here = seen(event, f"'{event.scaler.name}' unscales the gradients of '{event.optimizer.name}'")
         others = frozenset(p for p in ledger.progress if (p.scaler, p.optimizer) != (event.scaler, event.optimizer))
-        clean = frozenset(c for c in ledger.clean if c.optimizer != event.optimizer)
+        before = next((c for c in ledger.clean if c.optimizer == event.optimizer), None)
         weights = event.weights if event.weights is not None else owned(ledger, event.optimizer)
+        now = Clean(event.optimizer, weights, False, False, here)
+        if before is not None and before.mixed and len(others) == len(ledger.progress):
+            # Unscaling a sum of scaled and unscaled gradients leaves it mixed (a second unscale_ before update() raises instead).
+            now = replace(now, mixed=True, mixed_by=before.mixed_by, seen=before.seen)
         return replace(
             ledger,
             progress=others | {Progress(event.scaler, event.optimizer, "unscaled", False, here)},
-            clean=clean | {Clean(event.optimizer, weights, False, False, here)},
+            clean=ledger.clean - {c for c in ledger.clean if c.optimizer == event.optimizer} | {now},
         )
     if event.how == "mul" and event.factor == "1/scale":
         if event.part and event.scaler is not None:
@@ -278,14 +280,10 @@ def after_take(ledger: Ledger, event: WeightsTake) -> Ledger:
     return replace(ledger, half=half | event.weights if event.dtype == "float16" else half)
 
 
-def after_iteration(ledger: Ledger, event: Iteration) -> Ledger:
-    return ledger if ledger.looping else replace(ledger, looping=True)
-
-
 ADVANCE: dict[type[Event], Any] = {
     Backward: after_backward, Grads: after_grads, Step: after_step, Update: after_update, ZeroGrad: after_zero,
     ScalerMade: after_made, Owns: after_owns, Lost: after_lost, Renewed: after_renewed, Sharded: after_sharded,
-    WeightsTake: after_take, Iteration: after_iteration,
+    WeightsTake: after_take,
 }  # fmt: skip
 
 FAMILY = Family(Automaton("loss-scaling", Ledger(), advance))
@@ -360,6 +358,14 @@ def clip_before_unscale(ledger: Ledger, event: Grads) -> Iterator[Any]:
 @FAMILY.rule("scaled-gradients-read", Grads)
 def scaled_gradients_read(ledger: Ledger, event: Grads) -> Iterator[Any]:
     if event.how != "read":
+        return
+    if event.factor == "scale" and event.scaler is not None:
+        yield Hit(
+            "scaled-gradients-read",
+            event.at,
+            f"{event.api} of gradients of a loss that '{event.scaler.name}' scaled: divide them by the scale first",
+            (seen(event, "read here, the scale still in them"),),
+        )
         return
     pending = still_scaled(ledger, event.weights)
     if pending is not None:
@@ -631,14 +637,18 @@ def scaler_settings(ledger: Ledger, event: ScalerMade) -> Iterator[Any]:
         fault = f"init_scale={init:g} protects nothing until the scale has grown, once in {interval:g} steps"
     elif init >= 2.0**24:
         fault = f"init_scale={init:g} overflows fp16 gradients at once: steps are skipped until it has halved often enough"
-    elif interval >= 1_000_000:
+    elif interval >= 1_000_000 and "init_scale" not in settings:
         fault = f"growth_interval={interval:g} is longer than a run: after an overflow the scale never comes back"
     if fault:
         yield Hit("scaler-settings", event.at, fault, (seen(event, "made with these settings"),))
 
 
-@FAMILY.rule("scheduler-steps-when-skipped", SchedulerStep)
-def scheduler_steps_when_skipped(ledger: Ledger, event: SchedulerStep) -> Iterator[Any]:
+@FAMILY.rule("scheduler-steps-when-skipped", SchedulerStep, Step)
+def scheduler_steps_when_skipped(ledger: Ledger, event: SchedulerStep | Step) -> Iterator[Any]:
+    if isinstance(event, Step):
+        if event.via is not None:
+            yield Evidence(("steps in", event.loop))
+        return
     stepped = sorted(
         (p.seen for p in ledger.progress if p.phase == "stepped"), key=lambda s: s.text
     ) or sorted((w.update for w in ledger.waiting), key=lambda s: s.text)
@@ -648,15 +658,17 @@ def scheduler_steps_when_skipped(ledger: Ledger, event: SchedulerStep) -> Iterat
             event.at,
             f"'{event.scheduler.name}' advances also when the scaler skipped the step: compare get_scale() before and after update()",
             (stepped[0], seen(event, "advances whether or not the step was skipped")),
+            needs=(("steps in", event.loop),),
         )
 
 
 @FAMILY.rule("scale-read-on-host", ScaleRead)
 def scale_read_on_host(ledger: Ledger, event: ScaleRead) -> Iterator[Any]:
-    if ledger.looping and not event.when:
+    if event.loop is not None and not any("%" in label for label in event.when):
         yield Hit(
             "scale-read-on-host",
             event.at,
             f"'{event.scaler.name}'.get_scale() waits for the GPU each time round: read it where you log, every N steps",
             (seen(event, "read each time round"),),
+            needs=(("steps in", event.loop),),
         )

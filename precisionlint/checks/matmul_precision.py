@@ -2,57 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
-from precisionlint.events import Backward, Event, Opened, Setting, Step, WeightsTake
+from precisionlint.events import Event, Op, Opened, Setting, Step, Weights, WeightsTake, covers
 
 SWITCHES = ("float32_matmul_precision", "allow_tf32", "fp32_precision")
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is known of the program: it runs on CUDA, and whether a plain fp32 backward was seen."""
+    """What is known of the program: it runs on CUDA, which modules ran in fp32, and which weights are half."""
 
     cuda: bool = False
-    set: bool = False
     at: Any = field(compare=False, default=None)
-    backward: Seen | None = field(compare=False, default=None)
-    trained: bool = False
+    ran: frozenset[Ran] = frozenset()
+    half: Weights = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A module that ran outside every half region."""
+
+    module: Hashable
+    seen: Seen = field(compare=False)
 
 
 def advance(program: Program, event: Event) -> Program:
     if isinstance(event, Opened):
-        return Program(event.complete and event.device == "cuda", event.precision_set, event.at)
-    if isinstance(event, Setting) and any(event.name.endswith(switch) for switch in SWITCHES):
-        return replace(program, set=True)
-    if isinstance(event, Backward) and event.loss_region is None and not program.trained:
-        return replace(program, trained=True, backward=Seen(event.at, "backward of a loss computed in fp32", event.when))
+        return Program(event.complete and event.device == "cuda" and not event.precision_set, event.at)
+    if not program.cuda:
+        return program
+    if isinstance(event, WeightsTake) and event.dtype is not None:
+        half = frozenset(path for path in program.half if not covers(event.weights, frozenset({path})))
+        return replace(program, half=half | event.weights if event.dtype in ("float16", "bfloat16") else half)
+    if isinstance(event, Op) and event.family == "module" and event.dtypes[0] is None:
+        path = event.inputs[0]
+        assert isinstance(path, tuple)
+        if not covers(program.half, frozenset({path})):
+            return replace(program, ran=program.ran | {Ran(path, Seen(event.at, "runs in fp32", event.when))})
     return program
 
 
 FAMILY = Family(Automaton("matmul-precision", Program(), advance))
 
 
-@FAMILY.rule("tf32-off", Step, Backward, WeightsTake, Setting)
+@FAMILY.rule("tf32-off", Op, Setting, Step)
 def tf32_off(program: Program, event: Event) -> Iterator[Any]:
-    if isinstance(event, Backward):
-        if event.loss_region is not None:
-            yield Evidence("half matmuls")
-    elif isinstance(event, WeightsTake):
-        if event.dtype in ("float16", "bfloat16"):
-            yield Evidence("half matmuls")
+    if isinstance(event, Op):
+        if event.dtypes[0] is not None:
+            yield Evidence(("half", event.inputs[0]))
     elif isinstance(event, Setting):
         if any(event.name.endswith(switch) for switch in SWITCHES):
             yield Evidence("matmul precision")
-    elif program.cuda and program.trained and not program.set and program.backward is not None:
-        yield Hit(
-            "tf32-off",
-            program.at,
-            "this fp32 CUDA program never sets the matmul precision: products run outside the TF32 tensor cores (67 of 495 TFLOP/s on an H100); "
-            'torch.set_float32_matmul_precision("high") turns them on, or say "highest" to keep it so',
-            (program.backward, Seen(event.at, "the optimizer steps", event.when)),
-            unless=("half matmuls", "matmul precision"),
-        )
+    elif program.cuda:
+        for ran in program.ran:
+            yield Hit(
+                "tf32-off",
+                program.at,
+                "this CUDA program trains in fp32 and never sets the matmul precision: its products run outside the TF32 tensor cores (67 of 495 "
+                'TFLOP/s on an H100); torch.set_float32_matmul_precision("high") turns them on, "highest" says that they stay off',
+                (ran.seen, Seen(event.at, "the optimizer steps", event.when)),
+                unless=("matmul precision", ("half", ran.module)),
+            )

@@ -22,6 +22,10 @@ Block = tuple[int, int]
 MX_BLOCK: Block = (1, 32)
 NVFP4_BLOCK: Block = (1, 16)
 
+AMAX_FLOOR = 2.0**-110
+"""The least magnitude that a scale is made for here: the first power of two whose scale is a normal fp32 number for
+both FP8 formats (E5M2's maximum is 1.75 * 2^15, the smallest normal 2^-126)."""
+
 
 @dataclass(frozen=True)
 class Quantized:
@@ -64,7 +68,7 @@ def scale_of(amax: Tensor, target: Format, kind: ScaleKind, floor: float) -> Ten
 
 
 def quantize(
-    x: Tensor, block: Block, target: Format = E4M3FN, kind: ScaleKind = "fp32", floor: float = 2.0**-117
+    x: Tensor, block: Block, target: Format = E4M3FN, kind: ScaleKind = "fp32", floor: float = AMAX_FLOOR
 ) -> Quantized:
     """x scaled by block, so that the largest magnitude of each lands on the format's maximum or below it, and rounded.
 

@@ -14,7 +14,7 @@ from precisionlint.source.garbage import Collector
 from precisionlint.source.state import State, merge
 from precisionlint.source.evaluate import DTYPES
 from precisionlint.source.values import (
-    PLAIN, Cond, Const, External, Flow, Func, Many, Method, Obj, Stream, Sym, Tup, Value, flow_of,
+    PLAIN, Class, Cond, Const, External, Flow, Func, Many, Method, Obj, Stream, Sym, Tup, Value, flow_of,
 )  # fmt: skip
 
 KEPT = re.compile(
@@ -101,7 +101,9 @@ def plain(name: str, value: Value | None, kept: Set[str]) -> bool:
         case External():
             return value.name not in DTYPES
         case Obj(cls=External(name=cls)):
-            return cls in ("builtins.list", "builtins.dict")
+            return cls in ("builtins.list", "builtins.dict") or cls.startswith("torch.nn.")
+        case Obj(cls=Class(cls=definition)):
+            return not KEPT.search(definition.name)
         case Tup():
             return all(plain("", item, kept) for item in value.items)
         case Func() | Stream() | Many() | Method():

@@ -21,6 +21,7 @@ from precisionlint.events import (
     Lost,
     LossScaled,
     Named,
+    Op,
     Owns,
     Region,
     ScaleRead,
@@ -45,6 +46,7 @@ from precisionlint.source.evaluate import (
     name_of,
     named,
     truth,
+    model_weights,
     weight_path,
     weights_of,
 )
@@ -391,6 +393,8 @@ def enter_autocast(it: Interpreter, state: State, obj: Value, at: Any) -> Iterat
     enabled = state.heap.get(obj, {}).get("enabled", TRUE)
     for on, branch in it.fork(state, enabled):
         region = region_from(it, branch, obj, at) if on else None
+        if isinstance(region, Region) and region.dtype in ("float32", "float64"):
+            region = None  # autocast to fp32 is no autocast
         branch.regions = (*saved, region)
         known = known_region(region)
         if known is not None:
@@ -425,8 +429,6 @@ def decorated(it: Interpreter, state: State, func: Func) -> Value:
             state.heap[op] = {"impl": func}
             state.owned.discard(("heap", op))
             return op
-        if isinstance(value, Method) and isinstance(value.receiver, Obj) and value.receiver.cls == External("custom op"):
-            it.registered.add((value.receiver, value.name))
     return func
 
 
@@ -458,6 +460,10 @@ def call_external(it: Interpreter, state: State, instr: p.Call, callee: External
         obj = Obj((instr.at, state.frame), callee)
         state.heap[obj] = {}
         state.owned.discard(("heap", obj))
+        if kind == "module":
+            for position, (_, value) in enumerate(args):
+                it.adopt(state, obj, position, value)
+            born(it, state, instr, obj)
         return one(state, obj)
     if name in PURE or name.rpartition(".")[2].startswith("is_main"):
         values = tuple(value for _, value in args)
@@ -471,7 +477,7 @@ def call_external(it: Interpreter, state: State, instr: p.Call, callee: External
     last = name.rpartition(".")[2]
     if last in it.apis.load_methods:
         return load_weights(it, state, instr, args)
-    if last == "custom_op" and name.startswith("torch.library"):
+    if last in ("custom_op", "triton_op") and name.startswith("torch"):
         return one(state, Obj((instr.at, "decorator"), External("torch.library.custom_op")))
     return call_unknown(it, state, instr, callee, args)
 
@@ -546,6 +552,8 @@ def made(it: Interpreter, state: State, instr: p.Call, obj: Obj, args: Args) -> 
     """An object of a project class that is a scaler or an optimizer by inheritance."""
     assert isinstance(obj.cls, Class)
     kind = it.external_base(state, obj.cls)
+    if kind == "module":
+        born(it, state, instr, obj)
     if kind == "scaler":
         return make_scaler(it, state, instr, f"{obj.cls.module.name}.{obj.cls.cls.name}", args, obj)
     if kind == "optimizer":
@@ -578,7 +586,7 @@ def grads_weights(it: Interpreter, state: State, value: Value | None) -> Weights
         return None
     weights = weights_of(it, state, value)
     if weights is None and isinstance(value, Obj) and it.kind(state, value) == "module":
-        return frozenset({weight_path(value)})
+        return model_weights(it, value)
     return weights
 
 
@@ -622,6 +630,11 @@ def read_grads(it: Interpreter, state: State, instr: p.Call, value: Value, api: 
     if isinstance(value, Tensors) and value.kind in ("grad", "params", "param"):
         if value.kind != "grad" and api != "get_total_norm":
             return
+        if isinstance(value.flow.scaled, Named) and not value.flow.factor and value.weights is None and value.part:
+            it.emit(  # a gradient taken as a value (torch.autograd.grad), whose scale nothing has divided out
+                state, Grads(it.where(state, instr.at), when(state), None, "read", api, "scale", value.flow.scaled)
+            )
+            return
         if value.flow.scaled is not None or value.flow.factor:
             return  # a gradient already multiplied by something that carries the scale: not the stored one
         it.emit(state, Grads(it.where(state, instr.at), when(state), value.weights, "read", api))
@@ -633,7 +646,7 @@ def wrap(it: Interpreter, state: State, instr: p.Call, name: str, args: Args) ->
         return one(state, External(name))
     how = "fsdp1" if name in it.apis.fsdp1 else "fsdp2" if name in it.apis.fsdp2 else "ddp"
     if isinstance(inner, (Obj, Sym)):
-        it.emit(state, Sharded(it.where(state, instr.at), when(state), frozenset({weight_path(inner)}), how))
+        it.emit(state, Sharded(it.where(state, instr.at), when(state), model_weights(it, inner), how))
     return one(state, inner)
 
 
@@ -648,7 +661,7 @@ def load_weights(it: Interpreter, state: State, instr: p.Call, args: Args) -> Ou
         dtype = dtype_in(branch, chosen)
         if dtype is not None:
             how = f"from_pretrained(dtype={dtype})"
-            it.emit(branch, WeightsTake(it.where(branch, instr.at), when(branch), frozenset({weight_path(model)}), dtype, how))
+            it.emit(branch, WeightsTake(it.where(branch, instr.at), when(branch), frozenset({weight_path(it, model)}), dtype, how))
         outcome.append((branch, model))
     return outcome
 
@@ -675,11 +688,21 @@ def save(it: Interpreter, state: State, instr: p.Call, callee: External, args: A
     return one(state, NONE)
 
 
+def born(it: Interpreter, state: State, instr: p.Call, module: Obj) -> None:
+    """A module is made: its weights take the default dtype."""
+    default = state.heap.get(External("torch"), {}).get("default dtype")
+    dtype = dtype_of(default) if default is not None else None
+    if dtype is not None:
+        weights = frozenset({weight_path(it, module)})
+        it.emit(state, WeightsTake(it.where(state, instr.at), when(state), weights, dtype, f"made under set_default_dtype({dtype})"))
+
+
 def set_default_dtype(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
     outcome: Outcome = []
     for branch, chosen in choices(it, state, argument(args, 0, "d")):
         dtype = dtype_in(branch, chosen)
         it.emit(branch, Setting(it.where(branch, instr.at), when(branch), "default_dtype", Known(dtype) if dtype else None))
+        branch.attributes(External("torch"))["default dtype"] = External(f"torch.{dtype}") if dtype else NONE
         outcome.append((branch, NONE))
     return outcome
 
@@ -823,7 +846,26 @@ def dict_(it: Interpreter, state: State, instr: p.Call, callee: External, args: 
     return one(state, obj)
 
 
+def autograd_grad(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """``torch.autograd.grad``: gradients as values; those of a scaled loss carry its scale."""
+    outputs = argument(args, 0, "outputs")
+    flow = flow_of(outputs) if outputs is not None else PLAIN
+    if isinstance(flow.scaled, Named):
+        return one(state, Many(Tensors("grad", None, True, Flow(flow.scaled, flow.region, "", flow.scaled_at))))
+    return one(state, result(it, state, instr, callee, args))
+
+
+def builtin_sum(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    value = argument(args, 0, "iterable")
+    inner = element_of(it, state, value, instr.at) if isinstance(value, (Many, Obj, Tup)) else value
+    if isinstance(inner, Tensors) and inner.kind == "grad":
+        return one(state, inner)
+    return one(state, result(it, state, instr, callee, args))
+
+
 EXTERNAL: dict[str, Callable[..., Outcome]] = {
+    "torch.autograd.grad": autograd_grad,
+    "builtins.sum": builtin_sum,
     "functools.partial": partial,
     "contextlib.nullcontext": nullcontext,
     "itertools.chain": chain,
@@ -865,7 +907,7 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
         return optimizer_method(it, state, instr, receiver, name, args)
     if name == "step" and isinstance(receiver, (Sym, Obj)) and SCHEDULER_NAME.search(receiver_text(instr)):
         guarded = any(FINITE.search(label) or "scale" in label for label in when(state))
-        it.emit(state, SchedulerStep(it.where(state, instr.at), when(state), named(receiver, receiver_text(instr)), guarded))
+        it.emit(state, SchedulerStep(it.where(state, instr.at), when(state), named(receiver, receiver_text(instr)), guarded, it.innermost_loop(state)))
         return one(state, NONE)
     handler = METHODS.get(name)
     if handler is not None:
@@ -875,7 +917,8 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
     if name in it.apis.load_methods:
         return load_weights(it, state, instr, args)
     if isinstance(receiver, Obj) and receiver.cls == External("custom op"):
-        it.registered.add((receiver, name))
+        device = argument(args, 0, "device_type")
+        it.registered.add((receiver, f"{name}:{device.value if isinstance(device, Const) else '?'}"))
         return one(state, receiver)
     if isinstance(receiver, Class) and name == "apply":
         return function_apply(it, state, instr, receiver, args)
@@ -956,7 +999,7 @@ def optimizer_weights(it: Interpreter, state: State, optimizer: Value) -> Weight
 def scaler_step(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
     optimizer = argument(args, 0, "optimizer") or NONE
     name = arg_name(instr, 0, "optimizer")
-    it.emit(state, Step(it.where(state, instr.at), when(state), named(optimizer, name), me))
+    it.emit(state, Step(it.where(state, instr.at), when(state), named(optimizer, name), me, False, it.innermost_loop(state)))
     return one(state, result(it, state, instr, External("step"), ()))
 
 
@@ -967,7 +1010,7 @@ def scaler_update(it: Interpreter, state: State, instr: p.Call, me: Named, args:
 
 def scaler_get(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
     where = it.where(state, instr.at)
-    it.emit(state, ScaleRead(where, when(state), me, False))
+    it.emit(state, ScaleRead(where, when(state), me, it.innermost_loop(state)))
     return one(state, it.site(state, instr.at, f"{me.name}.get_scale()", Flow(me, None, "scale"), ()))
 
 
@@ -978,7 +1021,7 @@ def plain_scale(it: Interpreter, state: State, instr: p.Call, me: Named, args: A
 def plain_step(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
     optimizer = argument(args, 0, "optimizer") or NONE
     name = arg_name(instr, 0, "optimizer")
-    it.emit(state, Step(it.where(state, instr.at), when(state), named(optimizer, name), None))
+    it.emit(state, Step(it.where(state, instr.at), when(state), named(optimizer, name), None, False, it.innermost_loop(state)))
     return one(state, NONE)
 
 
@@ -1054,7 +1097,7 @@ def optimizer_method(it: Interpreter, state: State, instr: p.Call, optimizer: Va
         states = [after for after, _ in it.call_function(closure, (), instr, state)]
     for one_state in states:
         guarded = any(FINITE.search(label) for label in when(one_state))
-        it.emit(one_state, Step(it.where(one_state, instr.at), when(one_state), me, None, guarded))
+        it.emit(one_state, Step(it.where(one_state, instr.at), when(one_state), me, None, guarded, it.innermost_loop(one_state)))
     return [(one_state, NONE) for one_state in states]
 
 
@@ -1082,14 +1125,18 @@ def tensors_method(it: Interpreter, state: State, instr: p.Call, tensors: Tensor
             return one(state, tensors)
         if name in ("data", "detach", "float", "clone", "to", "cpu", "view", "flatten", "reshape", "type", "double", "half", "coalesce"):
             return one(state, tensors)
-        if name in ("norm", "histc"):
-            read_grads(it, state, instr, tensors, f".grad.{name}")
+        if name in ("norm", "histc") or (name in ("square", "pow") and isinstance(tensors.flow.scaled, Named)):
+            read_grads(it, state, instr, tensors, f".grad.{name}" if name != "square" else "a squared norm")
+        if name in ("sum", "mean", "sqrt", "square", "pow", "norm"):
+            return one(state, result(it, state, instr, Method(tensors, name), ()))
         return one(state, result(it, state, instr, Method(tensors, name), ()))
     if name == "requires_grad_" and tensors.weights is not None:
         trainable = factor != FALSE
         it.emit(state, WeightsTake(it.where(state, instr.at), when(state), tensors.weights, None, "requires_grad_", trainable))
         return one(state, tensors)
-    if name in ("detach", "float", "to", "view", "clone", "cuda", "cpu"):
+    if name in ("clone", "float", "double", "half", "bfloat16", "to", "type"):
+        return one(state, it.site(state, instr.at, f"{receiver_text(instr)}.{name}(…)", PLAIN, ()))  # a copy: other weights
+    if name in ("detach", "view", "cuda", "cpu", "data"):
         return one(state, tensors)
     return one(state, result(it, state, instr, Method(tensors, name), ()))
 
@@ -1112,7 +1159,7 @@ def module_method(it: Interpreter, state: State, instr: p.Call, receiver: Value,
         return outcome
     if name == "requires_grad_":
         trainable = argument(args, 0, "requires_grad") != FALSE
-        weights = frozenset({weight_path(receiver)})
+        weights = frozenset({weight_path(it, receiver)})
         it.emit(state, WeightsTake(it.where(state, instr.at), when(state), weights, None, "requires_grad_", trainable))
     return one(state, receiver)
 
@@ -1122,18 +1169,28 @@ def looked_up(value: Value) -> bool:
 
 
 def take(it: Interpreter, state: State, instr: p.Call, receiver: Value, dtype: str, how: str) -> None:
-    it.emit(state, WeightsTake(it.where(state, instr.at), when(state), frozenset({weight_path(receiver)}), dtype, how))
+    it.emit(state, WeightsTake(it.where(state, instr.at), when(state), frozenset({weight_path(it, receiver)}), dtype, how))
 
 
 def parameters(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
     if not isinstance(receiver, (Sym, Obj)):
         return call_unknown(it, state, instr, Method(receiver, name), args)
     kind = "named" if name.startswith("named") else "params"
-    return one(state, Tensors(kind, frozenset({weight_path(receiver)}), name not in ("parameters", "named_parameters")))
+    return one(state, Tensors(kind, model_weights(it, receiver), name not in ("parameters", "named_parameters")))
+
+
+def parts_of(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    """The submodules of a model: each is part of it."""
+    if not isinstance(receiver, (Sym, Obj)):
+        return call_unknown(it, state, instr, Method(receiver, name), args)
+    part = it.derived(("part", receiver, "…"), f"a part of {text_of(receiver)}", (receiver,))
+    if name.startswith("named"):
+        return one(state, Many(Tup((it.derived(("partname", receiver), "name", (receiver,)), part))))
+    return one(state, Many(part))
 
 
 def model_zero_grad(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
-    weights = frozenset({weight_path(receiver)}) if isinstance(receiver, (Sym, Obj)) else None
+    weights = model_weights(it, receiver) if isinstance(receiver, (Sym, Obj)) else None
     it.emit(state, ZeroGrad(it.where(state, instr.at), when(state), weights, None))
     return one(state, NONE)
 
@@ -1185,6 +1242,10 @@ METHODS: dict[str, Callable[..., Outcome]] = {
     "trainable_parameters": parameters,
     "zero_grad": model_zero_grad,
     "state_dict": model_state_dict,
+    "children": parts_of,
+    "modules": parts_of,
+    "named_children": parts_of,
+    "named_modules": parts_of,
     "items": items_method,
     "values": items_method,
     "keys": items_method,
@@ -1239,41 +1300,72 @@ def container_method(it: Interpreter, state: State, instr: p.Call, obj: Obj, nam
     return one(state, result(it, state, instr, Method(obj, name), args))
 
 
-# -- ops of the project's own
+# -- modules, and ops of the project's own
+
+
+MODEL_NAME = re.compile(r"model|net(?:work)?(?:$|_|[A-Z])|encoder|decoder|generator|discriminator|critic|actor|policy|backbone|student", re.I)
+SENSITIVE = re.compile(
+    r"@|matmul|\bb?mm\(|einsum|linear|conv|softmax|\bexp\(|\blog\(|\.pow\(|\*\*|\bsum\(|mean\(|norm|rsqrt|\[grid|\[\(|kernel|_cuda\b|triton"
+)
+"""What a function's body must hold for its dtypes to matter: products, sums, exponentials, launches."""
+INSIDE_CASTS = re.compile(r"\.to\(|\.float\(\)|\.half\(\)|\.bfloat16\(\)|\.type\(|type_as|\.double\(\)|autocast|get_autocast")
+
+
+def module_called(it: Interpreter, state: State, instr: p.Call, callee: Value) -> None:
+    """A model runs: in the half region in force, or in fp32."""
+    if isinstance(callee, Obj):
+        name = callee.cls.name if isinstance(callee.cls, External) else ""
+        if it.kind(state, callee) != "module" or name.endswith("Loss"):
+            return
+    elif not (isinstance(callee, Sym) and MODEL_NAME.search(last_name(callee)) and callee.key[0] != "free"):
+        return
+    region = region_of(state)
+    dtype = region.dtype or "?" if isinstance(region, Region) else "?" if region == UNSURE else None
+    path = weight_path(it, callee)
+    it.emit(state, Op(it.where(state, instr.at), when(state), "module", (path,), None, (dtype, None, None)))
 
 
 def call_custom_op(it: Interpreter, state: State, instr: p.Call, op: Obj, args: Args) -> Outcome:
+    """An op made with torch.library."""
     func = state.heap.get(op, {}).get("impl")
     assert isinstance(func, Func)
-    region = known_region(region_of(state))
-    registered = (op, "register_autocast") in it.registered
-    defined = it.where(state, instr.at)
-    it.emit(
-        state,
-        CustomOp(it.where(state, instr.at), when(state), func.function.name, "op", registered, region, defined),
-    )
+    registered = any((op, name) in it.registered for name in ("register_autocast:cuda", "register_autocast:?"))
+    own_op(it, state, instr, func, "op", registered)
     return one(state, result(it, state, instr, op, args))
+
+
+def launch(it: Interpreter, state: State, instr: p.Call, kernel: Func, args: Args) -> Outcome:
+    """``kernel[grid](…)``: a Triton launch."""
+    names = it.decorators(state, kernel)
+    made = it.decorator_values.get(kernel.function, ())
+    if any(name.startswith("triton.") for name in names) or any("triton" in text_of(value) for value in made):
+        around = it.frames[state.frame].function
+        casts = around is not None and bool(INSIDE_CASTS.search(it.module_of(state).source_of(around)))
+        own_op(it, state, instr, kernel, "launch", casts)
+    return one(state, result(it, state, instr, kernel, args))
+
+
+def own_op(it: Interpreter, state: State, instr: p.Call, func: Func, kind: str, autocast: bool) -> None:
+    region = known_region(region_of(state))
+    if region is not None and region.device == "cpu":
+        region = None
+    if kind == "op":
+        source = func.module.source_of(func.function)
+        autocast = autocast or bool(INSIDE_CASTS.search(source)) or not SENSITIVE.search(source)
+    defined = it.where_in(state, func.module, func.function.node, instr.at)
+    it.emit(state, CustomOp(it.where(state, instr.at), when(state), func.function.name, kind, autocast, region, defined))  # type: ignore[arg-type]
 
 
 def function_apply(it: Interpreter, state: State, instr: p.Call, cls: Class, args: Args) -> Outcome:
     """``SomeFunction.apply(…)`` of a torch.autograd.Function."""
-    bases = it.mro(state, cls)
-    if External("torch.autograd.Function") in bases:
-        forward = state.heap.get(cls, {}).get("forward")
-        decorators: frozenset[str] = frozenset()
-        if isinstance(forward, Func):
-            for value in it.decorator_values.get(forward.function, ()):
-                name = value.name if isinstance(value, External) else ""
-                if isinstance(value, Partial) and isinstance(value.func, External):
-                    name = value.func.name
-                if isinstance(value, Sym):
-                    name = value.text
-                decorators |= {name.rstrip("(…)").rpartition(".")[2]}
+    forward = state.heap.get(cls, {}).get("forward")
+    if External("torch.autograd.Function") in it.mro(state, cls) and isinstance(forward, Func):
+        source = forward.module.source_of(forward.function)
+        decorators = " ".join(forward.module.decorator_lines(forward.function))
+        sound = "custom_fwd" in decorators or bool(INSIDE_CASTS.search(source)) or not SENSITIVE.search(source)
         region = known_region(region_of(state))
-        it.emit(
-            state,
-            CustomOp(
-                it.where(state, instr.at), when(state), cls.cls.name, "function", "custom_fwd" in decorators, region, cls,
-            ),
-        )  # fmt: skip
+        if region is not None and region.device == "cpu":
+            region = None
+        defined = it.where_in(state, cls.module, cls.cls.node, instr.at)
+        it.emit(state, CustomOp(it.where(state, instr.at), when(state), cls.cls.name, "function", sound, region, defined))
     return one(state, result(it, state, instr, cls, args))

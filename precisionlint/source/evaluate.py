@@ -46,7 +46,7 @@ from precisionlint.source.values import (
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
 
-HAND_SCALE = re.compile(r"(?:^|_)loss_?scal(?:e|er|ing|e_factor|ing_factor)$|^lg_loss_scale$|^cur_scale$", re.I)
+HAND_SCALE = re.compile(r"^_*(?:cur_|lg_|current_)?loss_?scal(?:e|er|ing)(?:_factor)?$|^cur_scale$", re.I)
 """What a loss scale kept by hand is called; nothing else says of a plain number that it is one."""
 
 DTYPES = frozenset(f"torch.{name}" for name in ("float16", "bfloat16", "float32", "float64"))
@@ -62,6 +62,8 @@ def evaluate(it: Interpreter, state: State, expr: p.Expr) -> Value:
             return const(expr.value)
         case p.Attr():
             return attribute(it, state, evaluate(it, state, expr.obj), expr.name)
+        case p.Index(key=p.Opaque()):
+            return slice_of(it, state, evaluate(it, state, expr.obj), expr.key)
         case p.Index():
             return index(it, state, evaluate(it, state, expr.obj), evaluate(it, state, expr.key))
         case p.Sequence():
@@ -174,6 +176,9 @@ def attribute(it: Interpreter, state: State, obj: Value, name: str) -> Value:
             if name == "param_groups":
                 return Tensors("groups", None)
             return it.derived(("attr", obj, name), f"{obj.text}.{name}", (obj,))
+        case Const():
+            if obj == NONE:  # this path raises; what would be read from the object that is not there is unknown
+                return it.derived(("attr", obj, name), name, ())
     return Method(obj, name)
 
 
@@ -257,6 +262,20 @@ def index(it: Interpreter, state: State, obj: Value, key: Value) -> Value:
                 label = key.text if isinstance(key, Sym) else repr(key.value)
                 return it.derived(("index", obj, key), f"{obj.text}[{label}]", (obj, key))
     return it.derived(("index", obj, key), f"{text_of(obj)}[{text_of(key)}]", (obj, key))
+
+
+def slice_of(it: Interpreter, state: State, obj: Value, site: p.Opaque) -> Value:
+    """``obj[a:b]``: some of the same."""
+    match obj:
+        case Obj() if is_container(obj):
+            return Many(element_of(it, state, obj, site.at))
+        case Tup():
+            return Many(element_of(it, state, obj, site.at))
+        case Tensors():
+            return replace(obj, part=True)
+        case Sym() | Many():
+            return obj
+    return it.derived(("index", obj, "slice"), f"{text_of(obj)}[:]", (obj,))
 
 
 def elements(it: Interpreter, state: State, value: Value) -> list[Value] | None:
@@ -449,6 +468,7 @@ def compare(it: Interpreter, op: str, left: Value, right: Value) -> Value:
         return flip(compare(it, "<", left, right))
     if op == "<=":
         return flip(compare(it, "<", right, left))
+    left, right = opened_up(it, left), opened_up(it, right)
     if op in ("is", "=="):
         if isinstance(left, (Const, External)) and not isinstance(right, (Const, External)):
             left, right = right, left
@@ -474,6 +494,13 @@ def compare(it: Interpreter, op: str, left: Value, right: Value) -> Value:
             return const(left in right.items)
     sym = it.derived(("op", op, left, right), f"{text_of(left)} {op} {text_of(right)}", (left, right))
     return Cond(sym, "truth", None, True)
+
+
+def opened_up(it: Interpreter, value: Value) -> Value:
+    """A name from outside as a value: torch's own are what they are, another package's may be anything."""
+    if isinstance(value, External) and not value.name.startswith(("torch.", "builtins.")):
+        return it.intern(("free", "outside", value.name), value.name.rpartition(".")[2], PLAIN, frozenset(), ())
+    return value
 
 
 def equal(left: Const | External, right: Const | External) -> Value:
@@ -519,8 +546,10 @@ def truth(state: State, value: Value) -> bool | None:
             return bool(value.items)
         case Obj() if is_container(value):
             return True if state.heap.get(value) else None
-        case Obj() | Func() | Class() | Partial() | ModuleRef() | External() | Tensors():
+        case Obj() | Func() | Class() | Partial() | ModuleRef() | Tensors():
             return True
+        case External():
+            return True if value.name.startswith(("torch.", "builtins.")) else None
     return None
 
 
@@ -545,7 +574,10 @@ def weights_of(it: Interpreter, state: State, value: Value) -> Weights | None:
         case Tensors():
             return value.weights
         case Obj() if is_container(value):
-            return union(weights_of(it, state, item) for item in state.heap.get(value, {}).values() if item != NONE)
+            items = state.heap.get(value, {})
+            if value.cls == External("builtins.dict") and "params" in items:
+                return weights_of(it, state, items["params"])
+            return union(weights_of(it, state, item) for item in items.values() if item != NONE)
         case Tup():
             return union(weights_of(it, state, item) for item in value.items)
         case Many():
@@ -569,14 +601,23 @@ def union(parts: Iterable[Weights | None]) -> Weights | None:
     return None if empty else result
 
 
-def weight_path(value: Value) -> WeightPath:
+def model_weights(it: Interpreter, value: Value) -> Weights | None:
+    """The weights of a model; None where it is one of several on paths that have become one."""
+    path = weight_path(it, value)
+    root = path[0]
+    return None if isinstance(root, Sym) and root.key[:2] == ("site", "joined") else frozenset({path})
+
+
+def weight_path(it: Interpreter, value: Value, depth: int = 0) -> WeightPath:
     """A model as a path of weights: ``model.encoder`` is part of ``model``."""
-    if isinstance(value, Sym):
-        if value.key[0] == "attr":
-            base = weight_path(value.key[1])
-            return base if value.key[2] in WRAPPER_ATTRIBUTES else (*base, value.key[2])
-        if value.key[0] == "wrapped":
-            return weight_path(value.key[1])
+    if depth > 12:
+        return (value,)
+    if isinstance(value, Sym) and value.key[0] in ("attr", "index", "item", "part"):
+        base = weight_path(it, value.key[1], depth + 1)
+        return base if value.key[2] in WRAPPER_ATTRIBUTES else (*base, value.key[2])
+    parent = it.parents.get(value)
+    if parent is not None and parent[0] != value:
+        return (*weight_path(it, parent[0], depth + 1), parent[1])
     return (value,)
 
 

@@ -29,6 +29,7 @@ from precisionlint.source.evaluate import (
     flip,
     is_container,
     name_of,
+    opened_up,
     truth,
 )
 from precisionlint.source.garbage import Collector
@@ -64,6 +65,8 @@ PATHS = 48
 """How many paths are followed side by side; more are thinned out, and that is counted and said."""
 MANY = 8
 """From how many outcomes of a call on it pays to look for what makes them differ and can no longer matter."""
+UNROLLED = 8
+"""Up to how many known items a loop is followed item by item."""
 DEPTH = 14
 """How deep calls are followed."""
 BUDGET = 60_000
@@ -138,12 +141,14 @@ class Interpreter:
         self.silent = 0
         self.steps = 0
         self.collector = Collector()
+        self.loops: list[Any] = []
         self.kept: set[str] = set(assume)
         self.mros: dict[Class, list[Value]] = {}
         self.decorator_values: dict[p.Function, tuple[Value, ...]] = {}
         self.registered: set[Value] = set()
         self.yields: list[Callable[[State, Value], Paths] | None] = []
         self.names: dict[Any, str] = {}
+        self.parents: dict[Value, tuple[Value, Any]] = {}
 
     # -- symbols
 
@@ -211,6 +216,10 @@ class Interpreter:
     def where(self, state: State, node: Any) -> Where:
         return Where(self.module_of(state), node, state.stack)
 
+    def where_in(self, state: State, module: ProjectModule, node: Any, call: Any) -> Where:
+        """A definition that this call leads to."""
+        return Where(module, node, (*state.stack, (self.module_of(state), call)))
+
     def emit(self, state: State, event: Event) -> None:
         """Tells the checks of an event."""
         if self.silent:
@@ -231,6 +240,10 @@ class Interpreter:
 
     def gave_up(self, state: State, node: Any, what: str) -> None:
         self.coverage.gave_up.setdefault((self.module_of(state), node), what)
+
+    def innermost_loop(self, state: State) -> Any:
+        """The innermost loop around what is being run."""
+        return self.loops[-1] if self.loops else None
 
     # -- scopes
 
@@ -281,6 +294,11 @@ class Interpreter:
             elif isinstance(value, Obj) and value.site not in self.names:
                 self.names[value.site] = slot
         state.scope(frame)[slot] = value
+
+    def adopt(self, state: State, parent: Value, name: Any, child: Value) -> None:
+        """A module becomes part of another."""
+        if isinstance(child, Obj) and child != parent and self.kind(state, child) == "module":
+            self.parents.setdefault(child, (parent, name))
 
     def object_name(self, obj: Obj) -> str:
         return "self" if isinstance(obj.cls, Class) else self.names.get(obj.site, text_of(obj))
@@ -466,6 +484,8 @@ class Interpreter:
             case p.Name():
                 if isinstance(target.slot, str) and target.slot in self.assume and isinstance(value, (Sym, Cond)):
                     value = self.assume[target.slot]
+                if isinstance(target.slot, str):
+                    value = self.hand_scale((state.frame, target.slot), target.slot, value)
                 self.bind_name(state, target.slot, value)
             case p.Attr():
                 obj = evaluate(self, state, target.obj)
@@ -476,7 +496,9 @@ class Interpreter:
                         self.names[value.site] = name_of(target)
                     if isinstance(value, Sym) and value.text.endswith((")", "…")):
                         value.text = name_of(target) or value.text
-                    state.attributes(obj)[target.name] = value
+                    if isinstance(obj, Obj) and self.kind(state, obj) == "module":
+                        self.adopt(state, obj, target.name, value)
+                    state.attributes(obj)[target.name] = self.hand_scale((obj, target.name), target.name, value)
                 elif isinstance(obj, ModuleRef):
                     state.scope(self.globals_frame(obj.module))[target.name] = value
             case p.Index():
@@ -490,6 +512,12 @@ class Interpreter:
                 self.unpack(state, target, value, at)
             case p.Star():
                 self.assign(state, target.value, Many(element_of(self, state, value, at)), at)
+
+    def hand_scale(self, key: Any, name: str, value: Value) -> Value:
+        """A number that is kept as the loss scale, by its name."""
+        if isinstance(value, Const) and value.kind in ("int", "float") and value.value != 1 and HAND_SCALE.search(name):
+            return self.intern(("hand", key), name, PLAIN, frozenset(), ())
+        return value
 
     def unpack(self, state: State, target: p.Sequence, value: Value, at: Any) -> None:
         items = elements(self, state, value)
@@ -514,21 +542,24 @@ class Interpreter:
             after.append(result)
 
     def do_if(self, instr: p.If, state: State, after: list[State], exits: list[Any]) -> None:
+        saved = state.control
+        sides: list[tuple[str, list[State]]] = []
         for side, branch in self.fork(state, evaluate(self, state, instr.test)):
             block = instr.then if side else instr.other
+            label = "" if instr.quiet else self.label(branch, instr.test, side)
             if not block.code:
-                after.append(branch)
+                sides.append((label, [branch]))
                 continue
-            if instr.quiet:
-                paths = self.run_block(block, [branch])
-            else:
-                saved = branch.control
-                branch.control = (*saved, self.label(branch, instr.test, side))
-                paths = self.run_block(block, [branch])
-                for one in paths.states:
-                    one.control = saved
-            after.extend(paths.states)
+            branch.control = (*saved, label) if label else saved
+            paths = self.run_block(block, [branch])
+            sides.append((label, paths.states))
             exits.extend(paths.exits)
+        going = [label for label, states in sides if states]
+        for label, states in sides:
+            for one in states:
+                # Where the other side left, what follows stands under the condition of this one.
+                one.control = (*saved, label) if label and len(sides) == 2 and len(going) == 1 else saved
+            after.extend(states)
 
     def label(self, state: State, test: p.Expr, side: bool) -> str:
         """A branch in words, as the reader of the program would say it."""
@@ -557,10 +588,10 @@ class Interpreter:
 
     def fork(self, state: State, value: Value) -> list[tuple[bool, State]]:
         """The sides of a condition that this path can take."""
-        known = truth(state, value)
+        known = truth(state, opened_up(self, value))
         if known is not None:
             return [(known, state)]
-        cond = as_cond(value)
+        cond = as_cond(opened_up(self, value))
         if cond is None:
             return [(True, state), (False, state.fork())]
         other = state.fork()
@@ -593,14 +624,16 @@ class Interpreter:
         items = elements(self, state, iterable)
         if not instr.comprehension:
             self.coverage.loops.add(instr.at)
-        if items and len(items) <= 4:
+        if items and len(items) <= UNROLLED:
             states: list[State] = [state]
             broken: list[State] = []
+            self.loops.append(instr.at)
             for item in items:
                 for one in states:
                     self.assign(one, instr.target, item, instr.at)
                 states, left = self.body(instr.body, states, exits)
                 broken.extend(left)
+            self.loops.pop()
             self.leave_loop(instr.other, states, broken, after, exits)
             return
 
@@ -628,7 +661,11 @@ class Interpreter:
                     self.emit(one, Iteration(self.where(one, instr.at), (), (instr.at, one.frame), turn))
                 enter(one)
             before = [one.fork() for one in states] if not turn and not once else []
+            if not once:
+                self.loops.append(instr.at)
             states, left = self.body(instr.body, states, exits)
+            if not once:
+                self.loops.pop()
             broken.extend(left)
             done.extend(one.fork() for one in states)
             # What a second turn would only repeat is not run again.
@@ -676,7 +713,9 @@ class Interpreter:
                     done.append(one)
                     continue
                 going.append(one)
+            self.loops.append(instr.at)
             states, broken = self.body(instr.body, going, exits)
+            self.loops.pop()
             after.extend(broken)
             if not endless:
                 done.extend(one.fork() for one in states)
@@ -900,6 +939,11 @@ class Interpreter:
             callee = attribute(self, state, receiver, func.name)
             if isinstance(callee, Method) or (isinstance(callee, Sym) and callee.key[0] == "attr"):
                 return effects.call_method(self, state, instr, receiver, func.name, args)
+        elif isinstance(func, p.Index):
+            kernel = evaluate(self, state, func.obj)
+            if isinstance(kernel, Func):
+                return effects.launch(self, state, instr, kernel, args)
+            callee = evaluate(self, state, func)
         else:
             callee = evaluate(self, state, func)
         return self.call_value(instr, state, callee, args)
@@ -925,6 +969,7 @@ class Interpreter:
         return tuple(args)
 
     def call_value(self, instr: p.Call, state: State, callee: Value, args: Args) -> list[tuple[State, Value]]:
+        effects.module_called(self, state, instr, callee)
         match callee:
             case Func():
                 return self.call_function(callee, args, instr, state)
@@ -936,6 +981,8 @@ class Interpreter:
                 return effects.call_method(self, state, instr, callee.receiver, callee.name, args)
             case External():
                 return effects.call_external(self, state, instr, callee, args)
+            case Obj(cls=External(name="custom op")):
+                return effects.call_custom_op(self, state, instr, callee, args)
             case Obj(cls=Class()):
                 method = class_attribute(self, state, callee.cls, "__call__")
                 if method is None and self.external_base(state, callee.cls) == "module":

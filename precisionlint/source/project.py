@@ -35,6 +35,9 @@ FILE_WORDS = (
     b"GradScaler", b"scaler", b"unscale_", b"autocast", b"clip_grad", b"backward(", b"zero_grad", b"bfloat16", b"float16", b".half(",
     b"optim.", b"Adam", b"SGD(", b"custom_op", b"Function)", b".grad", b"loss_scale", b"FullyShardedDataParallel", b"triton",
 )  # fmt: skip
+EVALUATION = re.compile(r"(?:^|_)(?:eval|evaluate|evaluation|validate|validation|valid|test|infer|inference|predict|generate|sample)(?:_|$)")
+NO_GRAD = re.compile(r"@(?:torch\.)?(?:no_grad|inference_mode)")
+GUARDED_STRICT = re.compile(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_grad|optim", re.I)
 SMALL = 5
 """Functions of up to so many lines are always entered: getters and switches are what conditions are made of."""
 
@@ -161,6 +164,21 @@ class ProjectModule:
             self._words[function] = frozenset(WORD.findall(self.source_of(function)))
         return self._words[function]
 
+    def decorator_lines(self, function: p.Function) -> list[str]:
+        """The lines of a function's decorators, as far as each stands on lines of its own."""
+        found: list[str] = []
+        number = function.first_line - 2
+        while number >= 0 and self.lines[number].strip() and not self.lines[number].strip().startswith(("def ", "class ")):
+            found.append(self.lines[number].strip())
+            if self.lines[number].strip().startswith("@") and not self.lines[number - 1].strip().startswith("@"):
+                break
+            number -= 1
+        return found
+
+    def above(self, function: p.Function) -> str:
+        """The line of a function's decorator."""
+        return self.lines[function.first_line - 2].strip() if function.first_line > 1 else ""
+
     def source_of(self, function: p.Function) -> str:
         if function.first_line:
             return "\n".join(self.lines[function.first_line - 1 : function.last_line])
@@ -221,7 +239,13 @@ class ProjectModule:
         if function.first_line and function.last_line - function.first_line < SMALL:
             return True
         if function not in self._triggered:
-            self._triggered[function] = bool(TRIGGER.search(self.source_of(function)))
+            source = self.source_of(function)
+            self._triggered[function] = bool(TRIGGER.search(source))
+            if EVALUATION.search(function.name) or NO_GRAD.match(self.above(function)):
+                # What only evaluates trains nothing, whatever it casts.
+                self._triggered[function] = bool(GUARDED_STRICT.search(source))
+                if not self._triggered[function]:
+                    return False
         return self._triggered[function] or not self.words(function).isdisjoint(self.relevant_names - {function.name})
 
     @cached_property
@@ -246,12 +270,31 @@ def telling_names(syntax: ast.Module, lines: list[str]) -> set[str]:
     """
     names: set[str] = set()
     assigned: list[tuple[set[str], set[str]]] = []
+    guarded_lines = {number for number, line in enumerate(lines, 1) if GUARDED.search(line)}
+    scopes = [
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(syntax)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+
+    def guards(first: int, last: int | None) -> bool:
+        return any(number in guarded_lines for number in range(first, (last or first) + 1))
+
+    def scope_guards(line: int) -> bool:
+        around = [scope for scope in scopes if scope[0] <= line <= scope[1]]
+        return guards(*max(around)) if around else bool(guarded_lines)
+
+    asked: dict[str, int] = {}
+    leaving: set[str] = set()
     for node in ast.walk(syntax):
         if isinstance(node, (ast.If, ast.While, ast.IfExp)):
-            text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+            for name in identifiers_of(node.test):
+                asked[name] = asked.get(name, 0) + 1
             leaves = isinstance(node, ast.If) and any(isinstance(last, LEAVES) for last in (*node.body, *node.orelse))
-            if leaves or GUARDED.search(text):
+            if guards(node.lineno, node.end_lineno):
                 names |= identifiers_of(node.test)
+            elif leaves and scope_guards(node.lineno):
+                leaving |= identifiers_of(node.test)
         elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             assigned.append(({name for t in targets for name in last_identifiers(t)}, identifiers_of(node.value)))
@@ -259,6 +302,8 @@ def telling_names(syntax: ast.Module, lines: list[str]) -> set[str]:
             names |= identifiers_of(node.value)
         elif isinstance(node, ast.Return) and isinstance(node.value, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
             names |= identifiers_of(node.value)
+    # A test that only leaves the function matters to a later one that asks the same.
+    names |= {name for name in leaving if asked[name] > 1}
     grown = True
     while grown:
         before = len(names)

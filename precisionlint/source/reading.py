@@ -56,6 +56,8 @@ class Reader:
     def attempt(self, node: Any, run: Any) -> list[State]:
         """Runs one root within its budget."""
         self.it.steps = 0
+        self.it.loops.clear()
+        self.it.yields.clear()
         try:
             return run()
         except OutOfBudget:
@@ -120,7 +122,8 @@ class Reader:
         call = p.Call(0, p.Name(func.function.name), (), func.function.node)  # type: ignore[arg-type]
         outer = state.frame
         if func.function.name in ("forward", "__call__") or True:
-            results = self.it.call_function(func, (), call, state) if func.module.is_relevant(func.function) else []
+            args = (("*", self.it.free("…")),)
+            results = self.it.call_function(func, args, call, state) if func.module.is_relevant(func.function) else []
         states = [one for one, _ in results]
         for one in states:
             one.frame, one.stack, one.control, one.regions = outer, (), (), ()

@@ -82,7 +82,7 @@ class Run:
             place = places.primary(hit.at)
             if place is None:
                 continue
-            if hit.at.module is not places.module and self.shown_alone(project, hit):
+            if self.shown_elsewhere(project, hit, places.module):
                 continue
             finding = self.finding(hit, place, places)
             key = (hit.rule, place)
@@ -90,23 +90,33 @@ class Run:
                 best[key] = finding
         return list(best.values())
 
-    def shown_alone(self, project: Project, hit: Hit) -> bool:
-        """Whether the file in which a fault ends shows it without the one that calls into it."""
-        module: ProjectModule = hit.at.module
+    def shown_elsewhere(self, project: Project, hit: Hit, here: ProjectModule) -> bool:
+        """Whether another file on the way shows the fault without this one: the file in which it ends, or one that calls into that."""
+        for module in dict.fromkeys([hit.at.module, *(module for module, _ in hit.at.stack)]):
+            if module is not here:
+                place = Places(module, "").primary(hit.at)
+                if place is not None and (hit.rule, place.line) in self.shown_by(project, module):
+                    return True
+        return False
+
+    def shown_by(self, project: Project, module: ProjectModule) -> frozenset[tuple[str, int]]:
+        """What a file shows when it is read by itself: rules and lines."""
         if module.path not in self.alone:
-            self.alone[module.path] = frozenset()
+            self.alone[module.path] = frozenset()  # files that call each other: the first one asked for keeps it
             reading = read(project, module, self.judge, self.assume)
             places = Places(module, "")
             self.alone[module.path] = frozenset(
-                (one.rule, place.line) for one in reading.hits if (place := places.primary(one.at)) is not None
+                (one.rule, place.line)
+                for one in reading.hits
+                if isinstance(one.at, Where) and (place := places.primary(one.at)) is not None
             )
-        return (hit.rule, Places(module, "").of(hit.at.module, hit.at.node).line) in self.alone[module.path]
+        return self.alone[module.path]
 
     def finding(self, hit: Hit, place: Place, places: Places) -> Finding:
         rule = self.rules[hit.rule]
         labels: list[str] = []
         for seen in hit.trace:
-            labels.extend(label for label in seen.when if label not in labels)
+            labels.extend(label for label in seen.when if label not in labels and "__name__" not in label)
         labels = [label for label in labels if f"not {label}" not in labels and label.removeprefix("not ") not in labels or not label.startswith("not ") and f"not {label}" not in labels]
         steps = [Step(places.of(seen.at.module, seen.at.node), seen.text) for seen in hit.trace if isinstance(seen.at, Where)]
         return Finding(

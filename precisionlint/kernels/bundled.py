@@ -1,0 +1,42 @@
+"""The kernels that come with precisionlint, each beside the contract that it declares.
+
+It needs triton, and in the interpret mode it must be imported after TRITON_INTERPRET was set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from precisionlint.kernels import quantize
+from precisionlint.kernels.reference import AMAX_FLOOR
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A launcher and what it promises."""
+
+    name: str
+    launch: Callable[..., Any]
+    contract: str
+    options: Mapping[str, str]
+
+
+FP8 = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+
+def subjects() -> tuple[Subject, ...]:
+    """Every bundled kernel in every configuration that is verified."""
+    found = []
+    for name in ("quantize_1x128", "quantize_128x128"):
+        for target, dtype in FP8.items():
+            for kind in ("fp32", "power-of-two"):
+                launch = partial(getattr(quantize, name), dtype=dtype, power_of_two=kind == "power-of-two")
+                options = {"format": target, "scale": kind, "quotient": "ieee", "floor": repr(AMAX_FLOOR)}
+                found.append(Subject(f"{name} {target} {kind}", launch, name, MappingProxyType(options)))
+    return tuple(found)

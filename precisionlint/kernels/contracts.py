@@ -1,0 +1,162 @@
+"""The contracts: for each kind of kernel the form of its launcher, its options, its inputs, and its judgement.
+
+It knows what is promised; `judge` holds the arithmetic of the bounds, `inputs` the numbers to try. A launcher is a
+Python function of tensors that returns tensors; its form stands in the contract's `form`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precisionlint.formats import FORMATS
+from precisionlint.kernels import inputs, judge
+from precisionlint.kernels.inputs import Case
+from precisionlint.kernels.outcome import Violation
+
+
+class ContractError(Exception):
+    """A contract or an option was named that does not exist; the text is one line that says what does."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A declared property of a kernel: the words that it may have, the first of which is the default."""
+
+    name: str
+    words: tuple[str, ...]
+    meaning: str
+    number: bool = False
+    """Whether a number may stand in place of the words."""
+
+
+Options = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What any correct kernel of a kind may return."""
+
+    name: str
+    form: str
+    """The launcher's signature, with shapes and dtypes."""
+    example: str
+    options: tuple[Option, ...]
+    cases: Callable[[Options], Iterator[Case]]
+    judge: Callable[[Sequence[Tensor], Sequence[Tensor], Options], list[Violation]]
+    """(inputs, outputs, options) to the clauses broken; all tensors on the CPU."""
+
+    def resolve(self, given: Mapping[str, str]) -> Options:
+        """The value of every option, from those given and the defaults; raises ContractError."""
+        known = {option.name: option for option in self.options}
+        for name, value in given.items():
+            if name not in known:
+                raise ContractError(f"contract {self.name} has no option '{name}'{_nearest(name, known)}")
+            option = known[name]
+            if value not in option.words and not (option.number and _is_number(value)):
+                choice = ", ".join((*option.words, *(["a number"] if option.number else [])))
+                raise ContractError(f"contract {self.name}: {name} is one of {choice}, not '{value}'")
+        return MappingProxyType({option.name: given.get(option.name, option.words[0]) for option in self.options})
+
+
+FORMAT = Option("format", ("e4m3fn", "e5m2"), "the element format")
+SCALE = Option("scale", ("fp32", "power-of-two"), "the largest magnitude over the maximum, or the power of two above")
+QUOTIENT = Option("quotient", ("full", "ieee", "reciprocal"), "how x is divided by its scale: Triton's `/`, tl.div_rn, "
+                  "or times an inverse")  # fmt: skip
+FLOOR = Option("floor", ("undeclared",), "the least magnitude that a scale is made for", number=True)
+NONFINITE = Option("nonfinite", ("propagate", "unspecified"), "what becomes of NaN and infinities")
+SHAPES = Option("shapes", ("any", "aligned"), "which sizes the launcher takes")
+STRIDES = Option("strides", ("any", "contiguous"), "which strides the launcher takes")
+QUANTIZER = (FORMAT, SCALE, QUOTIENT, FLOOR, NONFINITE, SHAPES, STRIDES)
+
+WHOLE = None
+"""A block that spans a whole dimension."""
+
+
+def _quantizer(name: str, rows: int | None, columns: int | None, scales: str) -> Contract:
+    def cases(options: Options) -> Iterator[Case]:
+        return _supported(inputs.matrices((rows, columns), FORMATS[options["format"]]), options)
+
+    def judged(given: Sequence[Tensor], outputs: Sequence[Tensor], options: Options) -> list[Violation]:
+        (x,) = given
+        target = FORMATS[options["format"]]
+        m, n = x.shape
+        block = (rows or m, columns or n)
+        grid = (-(-m // block[0]), -(-n // block[1]))
+        flexible = columns is None and len(outputs) == 2 and isinstance(outputs[1], Tensor)
+        if flexible and outputs[1].numel() == grid[0] * grid[1]:  # one scale, or one a row: its shape is free
+            outputs = (outputs[0], outputs[1].reshape(grid))
+        broken = judge.same_structure(outputs, [("codes", (m, n), target.torch_dtype), ("scales", grid, torch.float32)])
+        if broken:
+            return broken
+        return judge.quantized(x.double(), outputs[0].double(), outputs[1].double(), block, _scaling(options))
+
+    return Contract(
+        name=name,
+        form=f"launch(x) -> (codes, scales): x (M, N) fp32, fp16 or bf16; codes (M, N) in FP8; scales {scales} fp32, "
+        "multipliers for the way back",
+        example="def launch(x):\n    codes = torch.empty_like(x, dtype=torch.float8_e4m3fn)\n    scales = ...\n"
+        "    kernel[grid](x, codes, scales, ...)\n    return codes, scales",
+        options=QUANTIZER,
+        cases=cases,
+        judge=judged,
+    )
+
+
+def _scaling(options: Options) -> judge.Scaling:
+    return judge.Scaling(
+        target=FORMATS[options["format"]],
+        kind="power-of-two" if options["scale"] == "power-of-two" else "fp32",
+        quotient=_word(options["quotient"]),
+        floor=None if options["floor"] == "undeclared" else float(options["floor"]),
+        nonfinite=_word(options["nonfinite"]),
+    )
+
+
+def _word(value: str) -> Any:
+    """A checked option as the literal that it is: `resolve` admits no other words."""
+    return value
+
+
+def _supported(cases: Iterator[Case], options: Options) -> Iterator[Case]:
+    for case in cases:
+        if (case.aligned or options["shapes"] == "any") and (case.contiguous or options["strides"] == "any"):
+            yield case
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) >= 0
+    except ValueError:
+        return False
+
+
+def _nearest(word: str, known: Mapping[str, object]) -> str:
+    near = get_close_matches(word, known, n=1)
+    return f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}"
+
+
+CONTRACTS: Mapping[str, Contract] = MappingProxyType(
+    {
+        contract.name: contract
+        for contract in (
+            _quantizer("quantize_1x128", 1, 128, "(M, ceil(N / 128))"),
+            _quantizer("quantize_128x128", 128, 128, "(ceil(M / 128), ceil(N / 128))"),
+            _quantizer("quantize_row", 1, WHOLE, "(M, 1) or (M,)"),
+            _quantizer("quantize_tensor", WHOLE, WHOLE, "one element of any shape,"),
+        )
+    }
+)
+
+
+def find(name: str) -> Contract:
+    """The contract of that name; raises ContractError, which names the nearest or all."""
+    if name not in CONTRACTS:
+        raise ContractError(f"no contract is called '{name}'{_nearest(name, CONTRACTS)}")
+    return CONTRACTS[name]

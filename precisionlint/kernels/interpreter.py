@@ -1,0 +1,299 @@
+"""Makes Triton's interpreter trustworthy: exact casts, guarded memory, and a refusal where it would compute nonsense.
+
+It knows the private parts of `triton.runtime.interpreter` that it replaces, and nothing of kernels or contracts. The
+interpreter of triton 3.9 converts wrongly (ties go up and lose the carry, no saturation, NaN becomes finite, subnormals
+are cut, fp32 to bf16 truncates) and does arithmetic on the raw bits of bf16 and fp8 numbers. What it does not model at
+all: the width of a tensor core's accumulator, TF32's rounding of fp32 products, and `max_num_imprecise_acc`.
+
+The process must have been started with TRITON_INTERPRET=1: triton decides when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from precisionlint.formats import BF16, E4M3FN, E5M2, FP16, FP32, decode, encode, round_to
+
+Array = npt.NDArray[Any]
+
+FORMAT_OF = {"fp16": FP16, "bf16": BF16, "fp32": FP32, "fp8e4nv": E4M3FN, "fp8e5": E5M2}
+"""Triton's names of the floating-point types that are converted here. fp64 is float64 itself. The others (fp8e4b15, and
+the fnuz formats fp8e4b8 and fp8e5b16, whose overflow on AMD GPUs has not been established) are refused."""
+
+SATURATING = ("fp8e4nv", "fp8e5")
+"""Triton's conversions to these saturate on NVIDIA GPUs, infinities included (`cvt.rn.satfinite` in its PTX)."""
+
+_PARTS = (
+    "_convert_float",
+    "_get_np_dtype",
+    "interpreter_builder",
+    "InterpreterBuilder.cast_impl",
+    "InterpreterBuilder.create_masked_load",
+    "InterpreterBuilder.create_masked_store",
+    "InterpreterBuilder.create_atomic_rmw",
+    "InterpreterBuilder.create_atomic_cas",
+    "InterpreterBuilder.create_dot",
+    "InterpreterBuilder.binary_op",
+    "InterpreterBuilder.unary_op",
+    "InterpreterBuilder.create_fma",
+    "InterpreterBuilder.create_clampf",
+    "GridExecutor._init_args_hst",
+    "ReduceScanOpInterface.check_tensor",
+    "TensorHandle",
+)
+
+
+class UnsupportedTritonError(Exception):
+    """This triton lacks a private part that is needed here, or its interpreter stays inexact; the text says which."""
+
+
+class RefusedError(Exception):
+    """The interpreter would compute something else than a GPU for this kernel; the text says what and what to do."""
+
+
+class OutOfBoundsError(Exception):
+    """A kernel read or wrote memory outside of every tensor that it was given."""
+
+
+@dataclass(frozen=True)
+class _Region:
+    start: int
+    stop: int
+
+
+def load_interpreter() -> ModuleType:
+    """triton's interpreter module, with every private part that is used here; raises UnsupportedTritonError."""
+    import triton
+    from triton.runtime import interpreter
+
+    if not triton.knobs.runtime.interpret:
+        raise UnsupportedTritonError("triton was imported without TRITON_INTERPRET=1: start a new process with it")
+    for part in _PARTS:
+        found: Any = interpreter
+        for name in part.split("."):
+            found = getattr(found, name, None)
+        if found is None:
+            raise UnsupportedTritonError(
+                f"triton {triton.__version__}: triton.runtime.interpreter has no {part}; known to work with 3.9.0"
+            )
+    module: ModuleType = interpreter
+    return module
+
+
+def convert(data: Array, source: str, target: str, toward_zero: bool = False) -> Array:
+    """Converts an array of `source` numbers, stored as numpy stores Triton's types, into `target`, rounding once.
+
+    `source` and `target` are Triton's names of types. The types of numpy arrays: float16, float32 and float64 for
+    themselves, uint16 codes for bf16, uint8 codes for fp8. Raises RefusedError for types that are not modelled.
+    """
+    for name in (source, target):
+        if name not in FORMAT_OF and name != "fp64":
+            raise RefusedError(f"conversions of {name} are not modelled; use the compile or native mode")
+    exact = _numbers(np.ascontiguousarray(data), source)
+    if target == "fp64":
+        return exact.numpy()
+    rounded = round_to(
+        exact,
+        FORMAT_OF[target],
+        mode="toward-zero" if toward_zero else "nearest-even",
+        overflow="saturate" if target in SATURATING else "special",
+    )
+    codes = encode(rounded, FORMAT_OF[target]).numpy()
+    stored = {"fp16": np.float16, "fp32": np.float32}.get(target)
+    bits = codes.astype(f"uint{FORMAT_OF[target].bits}")
+    return bits if stored is None else bits.view(stored)
+
+
+def _numbers(data: Array, name: str) -> torch.Tensor:
+    if name in ("fp64", "fp32", "fp16"):
+        return torch.from_numpy(data.astype(np.float64))
+    return decode(torch.from_numpy(data.astype(np.int64)), FORMAT_OF[name])
+
+
+@contextmanager
+def repaired(interpreter: ModuleType) -> Iterator[None]:
+    """While it is open, the interpreter converts exactly, refuses arithmetic on raw bits, and guards memory.
+
+    Raises UnsupportedTritonError where, with all that, casts in a kernel still differ from torch's on any fp16 number
+    or any code of the 8-bit formats.
+    """
+    builder = interpreter.InterpreterBuilder
+    regions: list[_Region] = []
+    replaced = (
+        (interpreter, "_convert_float", _exact_conversion(interpreter)),
+        (builder, "cast_impl", _exact_cast(interpreter, builder.cast_impl)),
+        *((builder, name, _on_numbers(getattr(builder, name))) for name in ("binary_op", "unary_op")),
+        *((builder, name, _on_numbers(getattr(builder, name))) for name in ("create_fma", "create_clampf")),
+        (builder, "create_dot", _dot(builder.create_dot)),
+        (interpreter.ReduceScanOpInterface, "check_tensor", _reduction(interpreter.ReduceScanOpInterface.check_tensor)),
+        (builder, "create_masked_load", _guarded(builder.create_masked_load, "reads", regions, 1)),
+        (builder, "create_masked_store", _guarded(builder.create_masked_store, "writes", regions, 2)),
+        (builder, "create_atomic_rmw", _guarded(builder.create_atomic_rmw, "writes", regions, 3, pointers=1)),
+        (builder, "create_atomic_cas", _guarded(builder.create_atomic_cas, "writes", regions, None)),
+        (interpreter.GridExecutor, "_init_args_hst", _noting(interpreter.GridExecutor._init_args_hst, regions)),
+    )
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    try:
+        for owner, name, replacement in replaced:
+            setattr(owner, name, replacement)
+        with np.errstate(all="ignore"):
+            _check_casts()
+            yield
+    finally:
+        for owner, name, original in before:
+            setattr(owner, name, original)
+
+
+def _exact_conversion(interpreter: ModuleType) -> Callable[..., Array]:
+    def convert_float(data: Array, source: Any, target: Any, rounding_mode: Any) -> Array:
+        toward_zero = rounding_mode == interpreter._ir.ROUNDING_MODE.RTZ
+        converted = convert(data, source.name, target.name, toward_zero)
+        # Callers expect the bits and view them as what they are.
+        return converted.view(f"uint{target.primitive_bitwidth}")
+
+    return convert_float
+
+
+def _exact_cast(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    def cast(builder: Any, value: Any, target: Any) -> Any:
+        source, target = value.dtype.scalar, target.scalar
+        raw = [each for each in (source, target) if _stored_as_bits(each)]
+        if not raw:
+            return original(builder, value, target)
+        if source.is_floating() and target.is_floating():
+            return interpreter.TensorHandle(convert(value.data, source.name, target.name), target)
+        if source.is_floating():
+            wide = interpreter.TensorHandle(convert(value.data, source.name, "fp64"), interpreter.tl.float64)
+            return original(builder, wide, target)
+        return interpreter.TensorHandle(convert(value.data.astype(np.float64), "fp64", target.name), target)
+
+    return cast
+
+
+def _stored_as_bits(dtype: Any) -> bool:
+    """Whether the interpreter keeps numbers of this type as integers that hold their codes."""
+    return bool(dtype.is_floating()) and dtype.name not in ("fp16", "fp32", "fp64")
+
+
+def _refuse_bits(handles: tuple[Any, ...], what: str) -> None:
+    for handle in handles:
+        dtype = getattr(handle, "dtype", None)
+        if dtype is not None and hasattr(dtype, "scalar") and _stored_as_bits(dtype.scalar):
+            raise RefusedError(
+                f"{what} of {dtype.scalar.name} numbers: the interpreter would use their raw bits. "
+                "Convert with .to(tl.float32) first, or use the compile or native mode"
+            )
+
+
+def _on_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
+    def operation(builder: Any, *handles: Any) -> Any:
+        _refuse_bits(handles, "arithmetic")
+        return original(builder, *handles)
+
+    return operation
+
+
+def _dot(original: Callable[..., Any]) -> Callable[..., Any]:
+    def dot(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
+        for operand in (a, b):
+            if operand.dtype.scalar.name == "bf16":
+                _refuse_bits((operand,), "a dot")
+        return original(builder, a, b, *rest)
+
+    return dot
+
+
+def _reduction(original: Callable[..., Any]) -> Callable[..., Any]:
+    def check(operation: Any, values: tuple[Any, ...]) -> None:
+        original(operation, values)
+        _refuse_bits(tuple(value.handle for value in values), "a reduction")
+
+    return check
+
+
+def _noting(original: Callable[..., Any], regions: list[_Region]) -> Callable[..., Any]:
+    def init_args(executor: Any, args: Any, kwargs: Any) -> Any:
+        hosted = original(executor, args, kwargs)
+        regions[:] = sorted(_regions((*hosted[0], *hosted[1].values())), key=lambda region: region.start)
+        return hosted
+
+    return init_args
+
+
+def _regions(args: tuple[Any, ...]) -> Iterator[_Region]:
+    """The storages of the tensors among a launch's arguments; a descriptor's base is one."""
+    for arg in args:
+        if isinstance(arg, tuple):
+            yield from _regions(arg)
+            continue
+        tensor = getattr(arg, "base", arg) if not hasattr(arg, "untyped_storage") else arg
+        if hasattr(tensor, "untyped_storage"):
+            storage = tensor.untyped_storage()
+            yield _Region(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
+
+
+def _guarded(
+    original: Callable[..., Any], does: str, regions: list[_Region], mask: int | None, pointers: int = 0
+) -> Callable[..., Any]:
+    """`original`, which gets pointers and a mask at these positions, after a look at where the pointers lead."""
+
+    def access(builder: Any, *handles: Any) -> Any:
+        addresses = handles[pointers].data
+        size = max(1, handles[pointers].get_element_ty().primitive_bitwidth // 8)
+        used = addresses.ravel() if mask is None else addresses[np.broadcast_to(handles[mask].data, addresses.shape)]
+        stray = _stray(used, size, regions)
+        if stray:
+            raise OutOfBoundsError(
+                f"{does} {stray} of {used.size} elements outside of the tensors that it was given, or across their end"
+            )
+        return original(builder, *handles)
+
+    return access
+
+
+def _stray(addresses: Array, size: int, regions: list[_Region]) -> int:
+    """How many elements of `size` bytes at these addresses do not lie in one of the regions, sorted by start."""
+    if not addresses.size:
+        return 0
+    if not regions:
+        return int(addresses.size)
+    starts = np.array([region.start for region in regions], dtype=np.uint64)
+    stops = np.array([region.stop for region in regions], dtype=np.uint64)
+    index = np.searchsorted(starts, addresses, side="right").astype(np.int64) - 1
+    inside = (index >= 0) & (addresses + np.uint64(size) <= stops[np.maximum(index, 0)])
+    return int(addresses.size - np.count_nonzero(inside))
+
+
+def _check_casts() -> None:
+    """Casts in a kernel against torch's, on all fp16 numbers and all codes, where no version of torch differs."""
+    from precisionlint.kernels.cast import cast
+
+    halves = torch.arange(2**16).to(torch.uint16).view(torch.float16)
+    wide = halves.float()
+    for target, dtype in ((E4M3FN, torch.float8_e4m3fn), (E5M2, torch.float8_e5m2), (BF16, torch.bfloat16)):
+        limit = target.maximum if target.bits == 8 else float("inf")
+        _agree(cast(wide, dtype), wide.clamp(-limit, limit).to(dtype), f"fp32 to {target.name}")
+        codes = torch.arange(2**target.bits).to(torch.uint8 if target.bits == 8 else torch.uint16).view(dtype)
+        _agree(cast(codes, torch.float32), codes.float(), f"{target.name} to fp32")
+    _agree(cast(wide, torch.float16), halves, "fp32 to fp16")
+    _agree(cast(halves, torch.float32), wide, "fp16 to fp32")
+
+
+def _agree(ours: torch.Tensor, theirs: torch.Tensor, what: str) -> None:
+    import triton
+
+    a, b = ours.double(), theirs.double()
+    differ = int((~((a == b) & (a.signbit() == b.signbit())) & ~(a.isnan() & b.isnan())).sum())
+    if differ:
+        raise UnsupportedTritonError(
+            f"triton {triton.__version__}: after its repair the interpreter still converts {differ} of {a.numel()} "
+            f"numbers wrongly from {what}; nothing that it computes can be judged"
+        )

@@ -1,0 +1,171 @@
+"""Holds what a kernel returned against what it may return, element by element, in float64.
+
+It knows numbers, blocks and bounds; which inputs to try and how a launcher is run are elsewhere. Each bound is derived
+where it is used. u is 2^-24, fp32's unit roundoff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from precisionlint.formats import FP32, Format, decode, round_to
+from precisionlint.kernels.outcome import Violation
+from precisionlint.kernels.reference import Block, ScaleKind, block_amax, power_of_two_scale, spread
+
+Quotient = Literal["ieee", "full", "reciprocal"]
+Nonfinite = Literal["propagate", "unspecified"]
+
+U = FP32.unit_roundoff
+
+QUOTIENT_ERROR: dict[Quotient, float] = {"ieee": U, "full": 4 * U, "reciprocal": 9.25 * U}
+"""The relative error that a quotient x / scale may have before it is rounded to the element format.
+
+ieee: one rounded division, u. full: Triton's `/`, PTX's div.full.f32, at most 2 ulp (PTX ISA, `div`), and an ulp is at
+most 2u of the number. reciprocal: x times an inverse that was computed on its own, maximum / amax or 1 / scale, while
+the stored scale is amax / maximum: two div.full (4u each), one product (u), and their products of second order (less
+than 0.25u together).
+"""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What a quantising kernel promises, besides the shape of its blocks."""
+
+    target: Format
+    kind: ScaleKind
+    quotient: Quotient
+    floor: float | None
+    nonfinite: Nonfinite
+
+
+def first_of(
+    wrong: Tensor, clause: str, got: Tensor, allowed: Sequence[Tensor], excess: Tensor | None = None, unit: str = ""
+) -> list[Violation]:
+    """The violation that a mask of wrong elements amounts to, or none; `allowed` is one tensor, or two for a range."""
+    count = int(wrong.sum())
+    if not count:
+        return []
+    index = tuple(int(each) for each in wrong.nonzero()[0])
+    limits = [f"{bound[index].item():.9g}" for bound in allowed]
+    text = limits[0] if len(set(limits)) == 1 else f"{limits[0]} to {limits[1]}"
+    worst = "" if excess is None else f"{excess[wrong].max().item():.3g}{unit}"
+    return [Violation(clause, f"{got[index].item():.9g}", text, count, wrong.numel(), index, worst)]
+
+
+def same_structure(
+    outputs: Sequence[Tensor], expected: Sequence[tuple[str, tuple[int, ...], torch.dtype]]
+) -> list[Violation]:
+    """Whether a launcher returned the tensors that its contract names, by (name, shape, dtype)."""
+    if len(outputs) != len(expected) or not all(isinstance(each, Tensor) for each in outputs):
+        names = ", ".join(name for name, _, _ in expected)
+        kinds = ", ".join(type(each).__name__ for each in outputs)
+        return [Violation("returns", f"({kinds})", f"{len(expected)} tensors ({names})")]
+    found = []
+    for output, (name, shape, dtype) in zip(outputs, expected, strict=True):
+        if tuple(output.shape) != shape:
+            found.append(Violation(f"shape of {name}", str(tuple(output.shape)), str(shape)))
+        if output.dtype != dtype:
+            found.append(Violation(f"dtype of {name}", str(output.dtype), str(dtype)))
+    return found
+
+
+def scales_of_blocks(amax: Tensor, scales: Tensor, scaling: Scaling) -> list[Violation]:
+    """The scale clause for blocks without NaN and infinities.
+
+    Let e = amax / maximum, amax raised to the declared floor. A power of two must be the smallest s with s >= e. An
+    fp32 scale may differ from e by the error of one division or of one product with a rounded 1 / maximum: at most
+    4u * e for 'full' and 'reciprocal' (2 ulp; the product has 2u + u^2), u * e for 'ieee'; in fp32's subnormals by
+    half of their spacing, or twice it.
+
+    Where no floor is declared and e is not a normal fp32 number, each finite scale that is not below e within that
+    error is allowed, and 0 for a block of zeros: on the way back it is right.
+    """
+    target, relative = scaling.target, U if scaling.quotient == "ieee" else 4 * U
+    raised = amax if scaling.floor is None else amax.clamp(min=scaling.floor)
+    exact = raised / target.maximum
+    slack = relative * exact + (0.5 if scaling.quotient == "ieee" else 2) * FP32.smallest
+    if scaling.kind == "power-of-two":
+        exact = power_of_two_scale(raised, target)
+        slack = torch.zeros_like(exact)
+    low, high = exact - slack, exact + slack
+    judged = torch.isfinite(amax)
+    free = torch.zeros_like(judged) if scaling.floor is not None else exact < FP32.smallest_normal
+    high = torch.where(free, FP32.maximum, high)
+    low = torch.where(free, low.clamp(min=0.0), low)
+    within = (scales >= low) & (scales <= high)
+    if scaling.kind == "power-of-two":
+        within &= (scales == 0) | (torch.frexp(scales).mantissa == 0.5)
+    excess = torch.maximum(scales - high, low - scales).abs() / exact.clamp(min=FP32.smallest)
+    return first_of(judged & ~within, "scale", scales, (low, high), excess, " of the scale")
+
+
+def codes_of_elements(x: Tensor, codes: Tensor, scales: Tensor, scaling: Scaling, judged: Tensor) -> list[Violation]:
+    """The code clause: each code, given the kernel's own scale s, is one that x / s with its error may round to.
+
+    `x`, `codes` (decoded) and `scales` (one for each element) are float64 of one shape. Code c with the midpoints m-
+    and m+ to its neighbours is allowed where |x| (1 + q) >= m- s and |x| (1 - q) <= m+ s. x and s have at most 24 bits,
+    a midpoint 5, 1 + q at most 27, so each side is exact in float64. Where the division is exact, as for scales that
+    are powers of two, q is 0, and a midpoint itself belongs to the even code. The largest code has no upper midpoint:
+    saturation. The sign of a zero is free.
+    """
+    table = decode(torch.arange(scaling.target.top_code + 1), scaling.target)
+    infinity = torch.tensor([torch.inf], dtype=torch.float64)
+    middle = (table[1:] + table[:-1]) / 2
+    magnitude = codes.abs()
+    known = torch.isfinite(codes) & judged
+    position = torch.searchsorted(table, torch.where(known, magnitude, 0.0))
+    below = torch.cat([-infinity, middle])[position] * scales
+    above = torch.cat([middle, infinity])[position] * scales
+    above = torch.where(torch.isnan(above), torch.inf, above)
+
+    size = x.abs()
+    exact = torch.frexp(scales).mantissa == 0.5
+    if scaling.quotient == "ieee":
+        rounded = round_to(torch.where(scales > 0, size / scales, 0.0), FP32)
+        exact |= rounded * scales == size
+    error = torch.where(exact, torch.zeros_like(size), QUOTIENT_ERROR[scaling.quotient])  # float64: 1 + u needs it
+    low, high = size * (1 - error), size * (1 + error)
+    even = position % 2 == 0
+    tie = exact & ~even & ((size == below) | (size == above))
+    right = (high >= below) & (low <= above) & ~tie & ((torch.signbit(codes) == torch.signbit(x)) | (magnitude == 0))
+    wrong = judged & ~(right & known)
+
+    shown = []
+    for side in (low, high):
+        nearest = torch.where(judged & (scales > 0), side / scales, 0.0)
+        shown.append(round_to(nearest, scaling.target, overflow="saturate"))
+    steps = torch.maximum(
+        torch.searchsorted(table, shown[0]) - position, position - torch.searchsorted(table, shown[1])
+    )
+    signed = [torch.copysign(side, x) for side in shown]
+    return first_of(wrong, "code", codes, signed, steps.clamp(min=0).double(), " codes")
+
+
+def quantized(x: Tensor, codes: Tensor, scales: Tensor, block: Block, scaling: Scaling) -> list[Violation]:
+    """All clauses of scaled quantisation: x (M, N), codes (M, N) decoded, scales (row blocks, column blocks); float64.
+
+    With policy 'propagate', NaN and infinities must come back as no finite number, and other elements of their block
+    either likewise or quantised with the block's scale; 'unspecified' leaves such blocks out. div.full.f32 promises its
+    2 ulp for divisors that are normal numbers: with smaller scales, codes are judged for 'ieee' alone.
+    """
+    amax = block_amax(x, block)
+    each_scale = spread(scales, block, x.shape)
+    finite_block = spread(torch.isfinite(amax), block, x.shape)
+    finite = torch.isfinite(x)
+    least = FP32.smallest if scaling.quotient == "ieee" else FP32.smallest_normal
+    usable = torch.isfinite(each_scale) & (each_scale >= least)
+    back = codes * each_scale
+    zero = finite_block & (each_scale == 0)
+    violations = scales_of_blocks(amax, scales, scaling)
+    violations += first_of(zero & (back != 0), "number under a zero scale", back, [torch.zeros_like(back)])
+    judged = finite_block & usable
+    if scaling.nonfinite == "propagate":
+        violations += first_of(~finite & torch.isfinite(back), "NaN and infinities", back, [x])
+        judged |= ~finite_block & finite & torch.isfinite(back) & usable
+    plain = torch.where(finite, x, 0.0)
+    return violations + codes_of_elements(plain, codes, torch.where(usable, each_scale, 1.0), scaling, judged)

@@ -1,0 +1,72 @@
+"""What a verification says in the end, as plain data that crosses from a worker process to its parent.
+
+It knows neither torch nor triton. Lines count from 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["interpret", "compile", "native"]
+
+MODES: tuple[Mode, ...] = ("interpret", "compile", "native")
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A clause of a contract that does not hold for one input: how often, and the first place where it does not."""
+
+    clause: str
+    got: str
+    allowed: str
+    count: int = 1
+    of: int = 1
+    index: tuple[int, ...] = ()
+    excess: str = ""
+    """How far the worst element lies beyond what is allowed, in the clause's own measure."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One input of the corpus, the clauses that it broke, and the seconds that it took."""
+
+    case: str
+    violations: tuple[Violation, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One launcher against one contract in one mode."""
+
+    kernel: str
+    """The bundled kernel's name, or MODULE:LAUNCHER as the user gave it."""
+    contract: str
+    mode: Mode
+    path: str
+    line: int
+    tried: tuple[Tried, ...] = ()
+    refused: str = ""
+    """Why this mode cannot judge the kernel; empty where it can."""
+
+    @property
+    def sound(self) -> bool:
+        return not any(tried.violations for tried in self.tried)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A whole run. `errors` are launchers that could not be loaded or workers that died, one line each."""
+
+    outcomes: tuple[Outcome, ...]
+    unchecked: tuple[str, ...]
+    """What nothing in this run looked at, one sentence each."""
+    errors: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """2 where something could not be run, 1 where a contract is broken, else 0."""
+        if self.errors:
+            return 2
+        return int(any(not outcome.sound for outcome in self.outcomes))

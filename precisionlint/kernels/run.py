@@ -1,0 +1,119 @@
+"""Runs a launcher on one input and has the result judged.
+
+It knows how a launch can fail, and what holds for every contract: inputs stay as they were, and what a kernel leaves
+unwritten is NaN, so that it is found.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precisionlint.kernels.contracts import Contract, Options
+from precisionlint.kernels.inputs import Case
+from precisionlint.kernels.interpreter import OutOfBoundsError, RefusedError
+from precisionlint.kernels.outcome import Tried, Violation
+
+
+def try_case(
+    launch: Callable[..., Any], contract: Contract, case: Case, options: Options, device: str = "cpu"
+) -> Tried:
+    """What came of one input; raises RefusedError where the interpreter cannot stand for a GPU with this kernel."""
+    start = time.perf_counter()
+    inputs = tuple(_placed(each, device) for each in case.make())
+    before = [_bits(each) for each in inputs]
+    try:
+        with _unwritten_is_nan():
+            returned = launch(*inputs)
+    except Exception as error:
+        violations = [_failure(error, inputs)]
+    else:
+        outputs = returned if isinstance(returned, tuple | list) else (returned,)
+        on_cpu = [each.cpu() if isinstance(each, Tensor) else each for each in outputs]
+        violations = contract.judge([each.cpu() for each in inputs], on_cpu, options)
+        violations += [
+            Violation("inputs stay as they were", f"input {position} was written to", "no change")
+            for position, (old, tensor) in enumerate(zip(before, inputs, strict=True))
+            if not torch.equal(old, _bits(tensor))
+        ]
+    return Tried(case.name, tuple(violations), time.perf_counter() - start)
+
+
+def place_of(launch: Callable[..., Any]) -> tuple[str, int]:
+    """The file and line of a launcher's definition; ("", 0) where it has none."""
+    function: Any = launch
+    while isinstance(function, partial):
+        function = function.func
+    try:
+        function = inspect.unwrap(function)
+        return _shown(inspect.getsourcefile(function) or ""), inspect.getsourcelines(function)[1]
+    except (TypeError, OSError):
+        return "", 0
+
+
+def _placed(tensor: Tensor, device: str) -> Tensor:
+    """The tensor on a device with the same strides, inside a copy of its whole storage."""
+    if device == "cpu":
+        return tensor
+    storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).to(device).untyped_storage()
+    empty = torch.empty(0, dtype=tensor.dtype, device=device)
+    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().clone().view(integers[tensor.element_size()])
+
+
+@contextmanager
+def _unwritten_is_nan() -> Iterator[None]:
+    """torch.empty gives NaN (or the largest integer): torch's own switch, torch.utils.deterministic, says so."""
+    before, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn)
+
+
+def _failure(error: Exception, inputs: tuple[Tensor, ...]) -> Violation:
+    """What a launch that raised amounts to; the interpreter wraps the cause once for each kernel on the way."""
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    if isinstance(root, RefusedError):
+        raise root
+    if isinstance(root, NotImplementedError) and "interpreter" in str(root):
+        raise RefusedError(f"{root}; use the compile or native mode") from error
+    where = _where(root)
+    text = str(root).partition("\n")[0] or type(root).__name__
+    if isinstance(root, OutOfBoundsError):
+        return Violation("memory", f"it {text}{where}", "its own tensors only")
+    shapes = ", ".join(f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for each in inputs)
+    return Violation("returns", f"{type(root).__name__}: {text}{where}", f"a result for {shapes}")
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of code that is neither triton's, torch's, numpy's nor the verifier's."""
+    own = Path(__file__).parent / "interpreter.py"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_file() and path not in (own, Path(__file__)) and not {"triton", "torch", "numpy"} & set(path.parts):
+            return f" (at {_shown(frame.filename)}:{frame.lineno})"
+    return ""
+
+
+def _shown(path: str) -> str:
+    try:
+        return Path(path).resolve().relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        return path

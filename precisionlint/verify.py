@@ -1,0 +1,124 @@
+"""`precisionlint verify`: runs kernels against their contracts, each mode in a worker process of its own.
+
+It knows how workers are started and what a run leaves unchecked; kernels, contracts and triton are known to the worker
+alone. Nothing here imports torch or triton.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from precisionlint.kernels.outcome import Mode, Outcome, Tried, Verification, Violation
+
+Progress = Callable[[str, str], None]
+"""Told of each kernel and case before it runs."""
+
+NOT_MODELLED = {
+    "interpret": (
+        "the interpreter multiplies in fp32: the width of a tensor core's accumulator was not looked at",
+        "the interpreter runs one program after the other: races between programs were not looked at",
+    ),
+}
+
+
+def verify(
+    launcher: str | None = None,
+    *,
+    contract: str | None = None,
+    options: Mapping[str, str] | None = None,
+    modes: Sequence[Mode] = ("interpret",),
+    kernels: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> Verification:
+    """Holds a launcher (MODULE:LAUNCHER or FILE.py:LAUNCHER) against a contract, or the bundled kernels against theirs.
+
+    `options` are the contract's, by name; `kernels` limits a run of the bundled ones to these names. A launcher that
+    cannot be loaded, an unknown contract or option, and a worker that dies are errors of the result; nothing raises.
+    """
+    missing = [name for name in ("torch", "triton") if find_spec(name) is None]
+    if missing:
+        return Verification((), (), (f"verify needs {' and '.join(missing)}: pip install 'precisionlint[verify]'",))
+    outcomes: list[Outcome] = []
+    errors: list[str] = []
+    unchecked: list[str] = []
+    for mode in modes:
+        request = {
+            "mode": mode,
+            "launcher": launcher,
+            "contract": contract,
+            "options": dict(options or {}),
+            "kernels": None if kernels is None else list(kernels),
+            "device": "cuda" if mode == "native" else "cpu",
+        }
+        for message in _answers(request):
+            if "case" in message and progress is not None:
+                progress(message["kernel"], message["case"])
+            elif "outcome" in message:
+                outcomes.append(_outcome(message["outcome"]))
+            elif "error" in message:
+                errors.append(message["error"])
+        unchecked += NOT_MODELLED.get(mode, ())
+    if "native" not in modes:
+        unchecked.append("nothing ran on a GPU")
+    return Verification(tuple(outcomes), tuple(unchecked), tuple(errors))
+
+
+def describe_contracts() -> Iterator[str]:
+    """Every contract: the launcher's form, an example, the options with their words, the default first."""
+    from precisionlint.kernels.contracts import CONTRACTS
+
+    for contract in CONTRACTS.values():
+        yield contract.name
+        yield f"  {contract.form}"
+        yield from (f"      {line}" for line in contract.example.splitlines())
+        for option in contract.options:
+            words = " | ".join((*option.words, *(["a number"] if option.number else [])))
+            yield f"  --option {option.name}={words}: {option.meaning}"
+        yield ""
+
+
+def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a worker says, message by message; a worker that dies says so as an error."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    if request["mode"] == "interpret":
+        environment["TRITON_INTERPRET"] = "1"
+    with subprocess.Popen(
+        [sys.executable, "-m", "precisionlint.kernels.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+        encoding="utf-8",
+    ) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        with worker.stdin:
+            json.dump(request, worker.stdin)
+        last = ""
+        for line in worker.stdout:
+            message = json.loads(line)
+            if "case" in message:
+                last = f", at {message['kernel']}, {message['case']}"
+            yield message
+        code = worker.wait()
+    if code:
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+        yield {"error": f"the process that runs the kernels {how}{last}"}
+
+
+def _outcome(fields: dict[str, Any]) -> Outcome:
+    tried = [
+        Tried(
+            each["case"],
+            tuple(Violation(**{**clause, "index": tuple(clause["index"])}) for clause in each["violations"]),
+            each["seconds"],
+        )
+        for each in fields["tried"]
+    ]
+    return Outcome(**{**fields, "tried": tuple(tried)})
