@@ -525,6 +525,7 @@ def scaler_with_half_weights(ledger: Ledger, event: Grads | Step) -> Iterator[An
         f"'{scaler.name}' unscales gradients of fp16 weights: GradScaler raises 'Attempting to unscale FP16 gradients'. Keep the weights in "
         "fp32 and let autocast cast them",
         (own.seen, seen(event, "unscaled here")),
+        unless=tuple(sorted({("frozen", path[0]) for path in own.weights or ()}, key=str)),
     )
 
 
@@ -662,13 +663,16 @@ def scheduler_steps_when_skipped(ledger: Ledger, event: SchedulerStep | Step) ->
         )
 
 
-@FAMILY.rule("scale-read-on-host", ScaleRead)
-def scale_read_on_host(ledger: Ledger, event: ScaleRead) -> Iterator[Any]:
+@FAMILY.rule("scale-read-on-host", ScaleRead, Step)
+def scale_read_on_host(ledger: Ledger, event: ScaleRead | Step) -> Iterator[Any]:
+    if isinstance(event, Step):
+        yield Evidence(("trains in", event.loop))
+        return
     if event.loop is not None and not any("%" in label for label in event.when):
         yield Hit(
             "scale-read-on-host",
             event.at,
             f"'{event.scaler.name}'.get_scale() waits for the GPU each time round: read it where you log, every N steps",
             (seen(event, "read each time round"),),
-            needs=(("steps in", event.loop),),
+            needs=(("trains in", event.loop),),
         )

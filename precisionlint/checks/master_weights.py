@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from precisionlint.checks.base import Automaton, Family, Hit, Seen
+from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
 from precisionlint.events import Event, Named, Owns, Step, Weights, WeightsTake, covers, overlap
 
 HALF = {"float16": "fp16", "bfloat16": "bf16"}
@@ -65,8 +65,17 @@ def advance(storage: Storage, event: Event) -> Storage:
 FAMILY = Family(Automaton("master-weights", Storage(), advance))
 
 
-@FAMILY.rule("bf16-only-weights", Step)
-def bf16_only_weights(storage: Storage, event: Step) -> Iterator[Any]:
+def roots(weights: Weights) -> tuple[Any, ...]:
+    return tuple(sorted({("frozen", path[0]) for path in weights}, key=str))
+
+
+@FAMILY.rule("bf16-only-weights", Step, WeightsTake)
+def bf16_only_weights(storage: Storage, event: Step | WeightsTake) -> Iterator[Any]:
+    if isinstance(event, WeightsTake):
+        if event.trainable is False:
+            for fact in roots(event.weights):
+                yield Evidence(fact)
+        return
     for own in storage.owned:
         if own.optimizer != event.optimizer or overlap(storage.frozen, own.weights):
             continue
@@ -82,5 +91,6 @@ def bf16_only_weights(storage: Storage, event: Step) -> Iterator[Any]:
                 f"{optimizer} steps {name} weights with no fp32 copy{rate}: an update smaller than half a {name} step rounds to nothing, "
                 "and most do at fine-tuning rates; keep the weights in fp32 and use autocast",
                 (took.seen, own.seen, Seen(event.at, "stepped here", event.when)),
+                unless=roots(own.weights),
                 severity="warning" if own.lr is not None and own.lr >= SMALL_RATE else "error",
             )

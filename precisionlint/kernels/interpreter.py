@@ -114,7 +114,7 @@ def convert(data: Array, source: str, target: str, toward_zero: bool = False) ->
 
 def _numbers(data: Array, name: str) -> torch.Tensor:
     if name in ("fp64", "fp32", "fp16"):
-        return torch.from_numpy(data.astype(np.float64))
+        return torch.from_numpy(data).to(torch.float64)  # numpy would warn of signalling NaN
     return decode(torch.from_numpy(data.astype(np.int64)), FORMAT_OF[name])
 
 

@@ -23,7 +23,7 @@ KEPT = re.compile(
 """What a name must hold for its value to be kept whether or not a test names it."""
 WORD = re.compile(r"[^\W\d]\w*")
 
-Unknown = Callable[[Any, str, Flow], Value]
+Unknown = Callable[[Any, str, Flow, list[Value | None]], Value]
 
 
 def blur(states: list[State], unknown: Unknown, collector: Collector, kept: Set[str]) -> list[State]:
@@ -56,7 +56,7 @@ def blur_scopes(group: list[State], unknown: Unknown, kept: Set[str]) -> None:
         for slot in sorted(names):
             values = [scope.get(slot) for scope in scopes if scope is not None]
             if differ(values) and all(plain(slot, value, kept) for value in values) and alike(values):
-                value = unknown((frame, slot), slot, flow(values))
+                value = unknown((frame, slot), slot, flow(values), values)
                 for state in group:
                     state.scope(frame)[slot] = value
 
@@ -73,7 +73,7 @@ def blur_heap(group: list[State], unknown: Unknown, kept: Set[str]) -> None:
         for name in names:
             values = [one.get(name) for one in attributes]
             if differ(values) and all(plain(str(name), value, kept) for value in values) and alike(values):
-                value = unknown((obj, name), str(name), flow(values))
+                value = unknown((obj, name), str(name), flow(values), values)
                 for state in group:
                     state.attributes(obj)[name] = value
 

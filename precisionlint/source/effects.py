@@ -461,8 +461,9 @@ def call_external(it: Interpreter, state: State, instr: p.Call, callee: External
         state.heap[obj] = {}
         state.owned.discard(("heap", obj))
         if kind == "module":
-            for position, (_, value) in enumerate(args):
+            for position, value in enumerate(children(it, state, args)):
                 it.adopt(state, obj, position, value)
+                state.heap[obj][position] = value
             born(it, state, instr, obj)
         return one(state, obj)
     if name in PURE or name.rpartition(".")[2].startswith("is_main"):
@@ -686,6 +687,15 @@ def save(it: Interpreter, state: State, instr: p.Call, callee: External, args: A
                 complete = complete and not any(is_scaler(it, state, o) for o in reached.of)
     it.emit(state, Checkpoint(it.where(state, instr.at), when(state), True, complete, tuple(optimizers), tuple(scalers), modules))
     return one(state, NONE)
+
+
+def children(it: Interpreter, state: State, args: Args) -> list[Value]:
+    """The modules that a module is made of, where they are handed to it."""
+    found: list[Value] = []
+    for _, value in args:
+        known = elements(it, state, value) if not isinstance(value, Sym) else None
+        found.extend(known if known is not None else [value])
+    return found
 
 
 def born(it: Interpreter, state: State, instr: p.Call, module: Obj) -> None:
@@ -1305,10 +1315,12 @@ def container_method(it: Interpreter, state: State, instr: p.Call, obj: Obj, nam
 
 MODEL_NAME = re.compile(r"model|net(?:work)?(?:$|_|[A-Z])|encoder|decoder|generator|discriminator|critic|actor|policy|backbone|student", re.I)
 SENSITIVE = re.compile(
-    r"@|matmul|\bb?mm\(|einsum|linear|conv|softmax|\bexp\(|\blog\(|\.pow\(|\*\*|\bsum\(|mean\(|norm|rsqrt|\[grid|\[\(|kernel|_cuda\b|triton"
+    r"@|matmul|mm\(|einsum|linear|conv|softmax|\bexp\(|\blog\(|\.pow\(|\*\*|\bsum\(|mean\(|norm|rsqrt|\[grid|\[\(|kernel|_cuda\b|triton"
 )
 """What a function's body must hold for its dtypes to matter: products, sums, exponentials, launches."""
-INSIDE_CASTS = re.compile(r"\.to\(|\.float\(\)|\.half\(\)|\.bfloat16\(\)|\.type\(|type_as|\.double\(\)|autocast|get_autocast")
+INSIDE_CASTS = re.compile(
+    r"\.(?:float|half|bfloat16|double)\(\)|\.to\((?:dtype=)?(?:torch|tl)\.|\.type\(|dtype=torch\.float32|autocast|\.to\(\w*(?:type|dtype)\)"
+)
 
 
 def module_called(it: Interpreter, state: State, instr: p.Call, callee: Value) -> None:

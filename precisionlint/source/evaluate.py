@@ -166,6 +166,8 @@ def attribute(it: Interpreter, state: State, obj: Value, name: str) -> Value:
         case Tensors():
             if name == "grad" and obj.kind == "param":
                 return replace(obj, kind="grad")
+            if name == "requires_grad":
+                return TRUE  # what is frozen is said where it is frozen
             if name in ("data", "main_grad", "_local_tensor"):
                 return replace(obj, kind="grad") if name == "main_grad" else obj
             return Method(obj, name)
@@ -285,6 +287,9 @@ def elements(it: Interpreter, state: State, value: Value) -> list[Value] | None:
             return list(value.items)
         case Stream():
             return stream_elements(it, state, value)
+        case Obj(cls=External(name="torch.nn.Sequential" | "torch.nn.ModuleList")):
+            parts = [item for key, item in state.heap.get(value, {}).items() if isinstance(key, int)]
+            return parts if parts and all(isinstance(part, Obj) for part in parts) else None
         case Obj() if is_container(value):
             items = state.heap.get(value, {})
             if "*" in items:
@@ -605,7 +610,7 @@ def model_weights(it: Interpreter, value: Value) -> Weights | None:
     """The weights of a model; None where it is one of several on paths that have become one."""
     path = weight_path(it, value)
     root = path[0]
-    return None if isinstance(root, Sym) and root.key[:2] == ("site", "joined") else frozenset({path})
+    return None if isinstance(root, Sym) and root.key[:2] == ("site", "several") else frozenset({path})
 
 
 def weight_path(it: Interpreter, value: Value, depth: int = 0) -> WeightPath:

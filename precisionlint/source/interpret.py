@@ -148,6 +148,8 @@ class Interpreter:
         self.registered: set[Value] = set()
         self.yields: list[Callable[[State, Value], Paths] | None] = []
         self.names: dict[Any, str] = {}
+        self.weight_roots: set[Value] = set()
+        self.default_values: dict[p.Function, dict[str, Value]] = {}
         self.parents: dict[Value, tuple[Value, Any]] = {}
 
     # -- symbols
@@ -207,9 +209,13 @@ class Interpreter:
             return self.assume[name]
         return self.intern(("free", name), name, PLAIN, frozenset(), ())
 
-    def unknown(self, key: Any, text: str, flow: Flow) -> Value:
-        """An unknown value that stands for several paths' values at once."""
-        return self.intern(("site", "joined", key, flow), text, flow, frozenset(), ())
+    def unknown(self, key: Any, text: str, flow: Flow, values: list[Value | None]) -> Value:
+        """An unknown value that stands for several paths' values at once.
+
+        Where weights of one of them have been spoken of before, nobody can say which weights it has.
+        """
+        spoken_of = any(value in self.weight_roots for value in values)
+        return self.intern(("site", "several" if spoken_of else "joined", key, flow), text, flow, frozenset(), ())
 
     # -- events
 
@@ -228,6 +234,9 @@ class Interpreter:
             named = getattr(event, attribute_name, None)
             if isinstance(named, Named):
                 self.event_ids.add(named.id)
+        weights = getattr(event, "weights", None)
+        if weights is not None:
+            self.weight_roots.update(path[0] for path in weights)
         state.checks = self.judge.advance(state.checks, event, self.report)
 
     def report(self, found: Hit | Evidence) -> None:
@@ -574,7 +583,7 @@ class Interpreter:
             left, right = self.words(state, test.left), self.words(state, test.right)
             return f"{left} {op} {right}" if left and right else ""
         else:
-            text = name_of(test)
+            text = name_of(test) or text_of(evaluate(self, state, test))
         if not text:
             return ""
         if side:
@@ -818,6 +827,9 @@ class Interpreter:
         function = instr.function
         func = Func(function, self.module_of(state), state.frame)
         self.decorator_values[function] = tuple(evaluate(self, state, d) for d in function.decorators)
+        self.default_values[function] = {
+            param.name: evaluate(self, state, param.default) for param in function.params if param.default is not None
+        }
         value = effects.decorated(self, state, func)
         self.bind_name(state, function.name, value)
         after.append(state)
@@ -971,6 +983,8 @@ class Interpreter:
     def call_value(self, instr: p.Call, state: State, callee: Value, args: Args) -> list[tuple[State, Value]]:
         effects.module_called(self, state, instr, callee)
         match callee:
+            case Obj(cls=External(name="torch.nn.Sequential")):
+                return self.call_sequential(instr, state, callee, args)
             case Func():
                 return self.call_function(callee, args, instr, state)
             case Class():
@@ -993,6 +1007,13 @@ class Interpreter:
             case Sym() if callee.key[0] == "attr":
                 return effects.call_method(self, state, instr, callee.key[1], callee.key[2], args)
         return effects.call_unknown(self, state, instr, callee, args)
+
+    def call_sequential(self, instr: p.Call, state: State, callee: Obj, args: Args) -> list[tuple[State, Value]]:
+        """``nn.Sequential``: its modules one after the other, each on what the one before gave."""
+        outcome = [(state, args)]
+        for part in elements(self, state, callee) or []:
+            outcome = [(after, ((None, value),)) for before, given in outcome for after, value in self.call_value(instr, before, part, given)]
+        return [(after, effects.result(self, after, instr, callee, given)) for after, given in outcome]
 
     def call_function(self, func: Func, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
         """A function of the project: entered where it can matter, else its result is unknown and nothing else happens."""
@@ -1122,6 +1143,9 @@ class Interpreter:
         assert param.default is not None
         if param.name in self.assume:
             return self.assume[param.name]
+        known = self.default_values.get(func.function)
+        if known is not None:
+            return known[param.name]
         outer = state.frame
         state.frame = func.frame
         value = evaluate(self, state, param.default)

@@ -9,7 +9,7 @@ does without torch's optimizers, GradScaler or autograd is not seen.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -69,7 +69,11 @@ class Order:
         self.timeline = timeline
         self.steps = 0
         """Outermost optimizer steps that ran, those that a scaler skipped included."""
+        self._standing = 0
+        """How many of the regions were entered before the window: their ``__exit__`` was bound before it was patched.
+        """
         self._stepping: list[Any] = []
+        self._outermost: set[int] = set()
         self._scaling: set[tuple[int, str]] = set()
         self._scaled: list[tuple[Any, Named, Any]] = []
         self._clip: FrameType | None = None
@@ -78,24 +82,38 @@ class Order:
         self.before_step: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
         self.after_step: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
 
+    @property
+    def optimizers(self) -> int:
+        """How many optimizers have made an outermost step."""
+        return len(self._outermost)
+
     # -- opening
 
     def snapshot(
-        self, optimizers: Iterable[torch.optim.Optimizer], scalers: Iterable[Any], frame: FrameType | None
+        self,
+        optimizers: Iterable[torch.optim.Optimizer],
+        scalers: Iterable[Any],
+        frame: FrameType | None,
+        regions: Sequence[tuple[Region | None, bool]] | None = None,
     ) -> None:
-        """Says what stood before the window."""
-        for device in ("cuda", "cpu"):
-            if torch.is_autocast_enabled(device):
-                dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-                region = Region(device, dtype, torch.is_autocast_cache_enabled())
-                self.position.regions.append(region)
-        regions = tuple(region for region in self.position.regions if region is not None)
-        self.timeline.emit(Opened(None, (), complete=False, regions=regions))
+        """Says what stood before the window. ``regions``: the autocast contexts entered, and of each whether an earlier
+        iteration entered it; None where nobody watched, then those in force are asked of torch.
+        """
+        if regions is None:
+            regions = [(region, True) for region in regions_in_force()]
+        self.position.regions = [region for region, _ in regions]
+        self._standing = len(self.position.regions)
+        standing = tuple(region for region, earlier in regions if earlier and region is not None)
+        self.timeline.emit(Opened(None, (), complete=False, regions=standing))
+        for region, earlier in regions:
+            if not earlier:
+                at = None if region is None else region.at
+                self.timeline.emit(Autocast(at, (), region, region is not None, True))
         for optimizer in optimizers:
             self._optimizer(optimizer, frame)
         for scaler in scalers:
             self._scaler(scaler, frame)
-        if self._gradients_stand():
+        if any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in self.registry.trained()):
             self.position.gradients = True
             self.timeline.emit(Backward(None, (), None, None, None))
             for optimizer, named in self.registry.optimizers.values():
@@ -144,6 +162,7 @@ class Order:
 
     def _enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __enter__(context: Any) -> Any:  # noqa: N807
+            self._leave_standing()
             result = original(context)
             enabled = bool(context._enabled)
             dtype = str(context.fast_dtype).removeprefix("torch.")
@@ -157,14 +176,29 @@ class Order:
 
     def _exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __exit__(context: Any, *error: Any) -> Any:  # noqa: N807
-            regions = self.position.regions
-            region = regions.pop() if regions else None
-            if region is not None and torch.is_grad_enabled():
-                self.position.last_region = region
-            self.timeline.emit(Autocast(here(), (), region, region is not None, False))
+            self._leave()
             return original(context, *error)
 
         return __exit__
+
+    def _leave(self) -> None:
+        regions = self.position.regions
+        region = regions.pop() if regions else None
+        if region is not None and torch.is_grad_enabled():
+            self.position.last_region = region
+        self.timeline.emit(Autocast(here(), (), region, region is not None, False))
+        self._standing = min(self._standing, len(regions))
+
+    def _leave_standing(self) -> None:
+        """Leaves the regions from before the window that torch says are over (of one that is disabled, nobody can
+        say).
+        """
+        regions = self.position.regions
+        while regions and len(regions) == self._standing:
+            region = regions[-1]
+            if region is not None and torch.is_autocast_enabled(region.device):
+                return
+            self._leave()
 
     # -- loss scaling
 
@@ -196,11 +230,13 @@ class Order:
 
     def _scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not scaler.is_enabled():
+                return original(scaler, optimizer, *args, **kwargs)
             with self._once(scaler, "step") as first:
-                if first and scaler.is_enabled():
+                if first:
                     named, whose = self._scaler(scaler), self._optimizer(optimizer)
                     self.timeline.emit(Step(here(), (), whose, named))
-                    self._stepped()
+                    self._stepped(optimizer)
                 return original(scaler, optimizer, *args, **kwargs)
 
         return step
@@ -286,6 +322,7 @@ class Order:
         return Known(None), None
 
     def _loss_region(self) -> Region | None:
+        self._leave_standing()
         return self.position.region or self.position.last_region
 
     def forget(self) -> None:
@@ -415,7 +452,7 @@ class Order:
             named = self._optimizer(optimizer)
             if not any(name == "step" for _, name in self._scaling):
                 self.timeline.emit(Step(here(), (), named, None))
-                self._stepped()
+                self._stepped(optimizer)
         self._stepping.append(optimizer)
         self.before_step(optimizer)
         self.position.section = "optimizer"
@@ -441,8 +478,9 @@ class Order:
             self.position.section = ""
         self.after_step(optimizer)
 
-    def _stepped(self) -> None:
+    def _stepped(self, optimizer: Any) -> None:
         self.steps += 1
+        self._outermost.add(id(optimizer))
         self._stepped_over()
 
     def _stepped_over(self) -> None:
@@ -466,7 +504,8 @@ class Order:
             rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
             rate = number(rate)
             weights = self.registry.weights(parameters)
-            self.timeline.emit(Owns(None, (), named, weights, cls, rate, False if plain else None))
+            made = self.registry.places.get(id(optimizer))
+            self.timeline.emit(Owns(made, (), named, weights, cls, rate, False if plain else None))
         return named
 
     def _scaler(self, scaler: Any, frame: FrameType | None = None) -> Named:
@@ -485,6 +524,15 @@ class Order:
                 ScalerMade(None, (), named, cls, Known(bool(scaler.is_enabled())), tuple(settings.items()))
             )
         return named
+
+
+def regions_in_force() -> list[Region]:
+    """The autocast regions that torch says are in force; where they were entered is not known."""
+    return [
+        Region(device, str(torch.get_autocast_dtype(device)).removeprefix("torch."), torch.is_autocast_cache_enabled())
+        for device in ("cuda", "cpu")
+        if torch.is_autocast_enabled(device)
+    ]
 
 
 def subclasses(cls: type) -> Iterator[type]:

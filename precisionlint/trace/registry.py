@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from precisionlint.events import Named, WeightPath, Weights
+from precisionlint.findings import Place
 from precisionlint.trace.places import name_of
 
 
@@ -31,6 +32,8 @@ class Registry:
         self.parameter_numbers: dict[int, int] = {}
         self.optimizers: dict[int, tuple[torch.optim.Optimizer, Named]] = {}
         self.scalers: dict[int, tuple[Any, Named]] = {}
+        self.places: dict[int, Place] = {}
+        """Optimizer or scaler (by ``id``) -> where it was made, if anyone saw it."""
         self._kept: list[nn.Module] = []
         self._totals: dict[WeightPath, int] = {}
 

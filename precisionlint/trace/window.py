@@ -7,7 +7,7 @@ named in the report where they ran.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -18,7 +18,7 @@ from torch import nn
 
 from precisionlint import catalogue, policy
 from precisionlint.audit_report import AuditReport
-from precisionlint.events import Closed
+from precisionlint.events import Closed, Region
 from precisionlint.findings import Place
 from precisionlint.trace import flops, recorder, settings
 from precisionlint.trace.order import Order
@@ -51,12 +51,12 @@ class Audit:
         """Set by whoever knows that the window holds a whole iteration."""
         self._optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
         self._scalers = [] if scaler is None else list(scaler) if isinstance(scaler, list | tuple) else [scaler]
-        self._registry = Registry()
-        self._registry.add_models(model)
+        self.registry = Registry()
+        self.registry.add_models(model)
         self._position = Position()
         self._timeline = Timeline()
-        self.order = Order(self._position, self._registry, self._timeline)
-        self._recorder = Recorder(self._position, self._registry, flops.formula)
+        self.order = Order(self._position, self.registry, self._timeline)
+        self._recorder = Recorder(self._position, self.registry, flops.formula)
         self._recorder.on_gradients = self.order.touched
         self._undo = ExitStack()
         self._place = Place("", 1, 1, 1, 1)
@@ -77,11 +77,13 @@ class Audit:
     ) -> None:
         self.close(error)
 
-    def open(self, frame: FrameType | None) -> Audit:
-        """Begins to record; ``frame`` is the user's, in which names are looked up."""
+    def open(self, frame: FrameType | None, regions: Sequence[tuple[Region | None, bool]] | None = None) -> Audit:
+        """Begins to record; ``frame`` is the user's, in which names are looked up, ``regions`` as ``Order.snapshot``
+        takes them.
+        """
         if frame is not None:
             self._place = place(frame.f_code, frame.f_lasti)
-        self.order.snapshot(self._optimizers, self._scalers, frame)
+        self.order.snapshot(self._optimizers, self._scalers, frame, regions)
         patches = Patches()
         self._undo.callback(patches.undo)
         try:
@@ -100,7 +102,7 @@ class Audit:
         self._timeline.emit(Closed(None, (), self.complete))
         self._report = summarize(
             self._recorder,
-            self._registry,
+            self.registry,
             self._timeline,
             select=catalogue.select(),
             fallback=self._place,

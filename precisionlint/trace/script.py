@@ -1,0 +1,298 @@
+"""Runs a script unchanged as ``__main__`` and puts a window around one iteration of its training.
+
+An iteration begins at the first forward or backward after an outermost optimizer's step (one that a scaler skipped
+counts) and ends at the first forward or backward after the same optimizer's next step; so scaler updates, EMA and
+schedulers after the step are inside. An optimizer that steps for the first time within the window moves the
+iteration's end: the window starts anew after its step.
+
+What it does not see: steps in other processes, and training without torch.optim.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.autocast_mode import autocast
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from precisionlint.audit_report import AuditReport
+from precisionlint.events import Region
+from precisionlint.findings import Place
+from precisionlint.trace.order import subclasses
+from precisionlint.trace.patches import Patches
+from precisionlint.trace.places import here, users_frame
+from precisionlint.trace.window import Audit
+
+
+class Stopped(BaseException):
+    """Ends the script once its step was audited."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the script. ``report`` is None where its step never came; ``ended`` says how it ended, ``failed``
+    whether badly.
+    """
+
+    report: AuditReport | None
+    steps: int
+    ended: str
+    failed: bool
+
+
+class Watch:
+    """Counts the steps of a script and opens and closes the window."""
+
+    def __init__(self, name: str, step: int, keep_running: bool) -> None:
+        self.name = name
+        self.step = step
+        self.keep_running = keep_running
+        self.steps: dict[int, int] = {}
+        """Outermost optimizer (by ``id``) -> how often it has stepped."""
+        self.audit: Audit | None = None
+        self.report: AuditReport | None = None
+        self.regions: list[tuple[Region | None, int]] = []
+        """The autocast contexts entered, each with the number of steps before it."""
+        self.places: dict[int, Place] = {}
+        """Optimizer or scaler (by ``id``) -> where it was made."""
+        self._scalers: dict[int, Any] = {}
+        self._alive: dict[int, Any] = {}
+        self._stepping: list[Any] = []
+        self._scaler_steps = 0
+        self._due = step == 1
+        self._last: Any = None
+
+    @property
+    def total(self) -> int:
+        """How many iterations have ended, as far as is known: the steps of the optimizer that has stepped most."""
+        return max(self.steps.values(), default=0)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """The patches, for as long as the script runs."""
+        patches = Patches()
+        patches.replace(nn.Module, "__call__", self._call)
+        patches.replace(torch.autograd, "_engine_run_backward", self._backward)
+        patches.replace(autocast, "__enter__", self._enter)
+        patches.replace(autocast, "__exit__", self._exit)
+        patches.replace(torch.optim.Optimizer, "__init__", self._made)
+        patches.replace(GradScaler, "__init__", self._made)
+        for cls in (GradScaler, *subclasses(GradScaler)):
+            if "step" in vars(cls):
+                patches.replace(cls, "step", self._scaler_step)
+        hooks = [register_optimizer_step_pre_hook(self._pre), register_optimizer_step_post_hook(self._post)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            patches.undo()
+
+    # -- what the script does
+
+    def _call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            if self._due and not self._stepping:
+                self._turn()
+                return nn.Module.__call__(module, *args, **kwargs)  # through the window's own patch
+            return original(module, *args, **kwargs)
+
+        return __call__
+
+    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            if self._due and not self._stepping:
+                self._turn()
+                return torch.autograd._engine_run_backward(*args, **kwargs)  # type: ignore[attr-defined]
+            return original(*args, **kwargs)
+
+        return _engine_run_backward
+
+    def _enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __enter__(context: Any) -> Any:  # noqa: N807
+            result = original(context)
+            region = None
+            if context._enabled:
+                dtype = str(context.fast_dtype).removeprefix("torch.")
+                region = Region(context.device, dtype, bool(context._cache_enabled), at=here())
+            self.regions.append((region, self.total))
+            return result
+
+        return __enter__
+
+    def _exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __exit__(context: Any, *error: Any) -> Any:  # noqa: N807
+            if self.regions:
+                self.regions.pop()
+            return original(context, *error)
+
+        return __exit__
+
+    def _made(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(made: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            place = here()
+            original(made, *args, **kwargs)
+            if place is not None:
+                self.places[id(made)] = place
+
+        return __init__
+
+    def _scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._scaler_steps += 1
+            self._scalers[id(scaler)] = scaler
+            try:
+                return original(scaler, optimizer, *args, **kwargs)
+            finally:
+                self._scaler_steps -= 1
+                if not self._scaler_steps and not self._stepping:
+                    self._stepped(optimizer)
+
+        return step
+
+    def _pre(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if optimizer in self._stepping:  # its last step raised
+            del self._stepping[self._stepping.index(optimizer) :]
+        self._stepping.append(optimizer)
+
+    def _post(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if optimizer in self._stepping:
+            del self._stepping[self._stepping.index(optimizer) :]
+        if not self._stepping and not self._scaler_steps:
+            self._stepped(optimizer)
+
+    # -- the window
+
+    def _stepped(self, optimizer: Any) -> None:
+        new = id(optimizer) not in self.steps
+        self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
+        self._alive[id(optimizer)] = optimizer
+        if self.report is not None:
+            return
+        if new:
+            self._last = optimizer  # among several optimizers, the one that steps last ends an iteration
+        if self.audit is None:
+            self._due = optimizer is self._last and self.steps[id(optimizer)] >= self.step - 1
+        elif new and self.step > 1:
+            self._close(None)
+            self.report = None
+            self._due = True
+        else:
+            self._due = optimizer is self._last
+
+    def _turn(self) -> None:
+        """A forward or backward that begins or ends the window."""
+        self._due = False
+        if self.audit is None:
+            self._open()
+            return
+        self.audit.complete = self.audit.order.optimizers == 1
+        self._close(None)
+        if not self.keep_running:
+            raise Stopped
+
+    def _open(self) -> None:
+        frame = users_frame(sys._getframe(1))
+        self.audit = Audit(None, self._alive.values(), list(self._scalers.values()), name=self.name)
+        self.audit.registry.places.update(self.places)
+        self.audit.open(frame, [(region, before < self.total) for region, before in self.regions])
+
+    def _close(self, error: BaseException | None) -> None:
+        if self.audit is not None:
+            self.audit.close(error)
+            self.report, self.audit = self.audit.report, None
+
+    def finish(self, error: BaseException | None) -> None:
+        """The script has ended: what the window holds so far is the report, where it holds a step."""
+        if self.audit is not None:
+            reached = self.audit.order.steps > 0 or error is not None
+            self._close(error)
+            if not reached:
+                self.report = None
+
+
+def run(arguments: Sequence[str], *, module: bool = False, step: int = 2, keep_running: bool = False) -> Outcome:
+    """Runs ``arguments`` (a script's path, or a module's name, then its own arguments) and audits its ``step``-th
+    iteration.
+
+    What the script prints goes to standard error. Its exceptions are told there too and do not pass through;
+    KeyboardInterrupt does.
+    """
+    watch = Watch(f"{arguments[0]}, step {step}", step, keep_running)
+    ended, failed = "", False
+    with _as_main(arguments, module), _output_to_stderr(), watch.installed():
+        error: BaseException | None = None
+        try:
+            _execute(arguments[0], module)
+        except Stopped:
+            ended = "stopped after the audited step"
+        except SystemExit as exit_:
+            failed = exit_.code not in (None, 0)
+            ended = f"ended with exit code {exit_.code if isinstance(exit_.code, int) else int(failed)}"
+            if isinstance(exit_.code, str):
+                print(exit_.code, file=sys.stderr)
+        except Exception as raised:
+            error, failed = raised, True
+            ended = f"raised {type(raised).__name__}: {raised}"
+            traceback.print_exception(type(raised), raised, _below(raised.__traceback__))
+        finally:
+            watch.finish(error)
+    return Outcome(watch.report, watch.total, ended or "ended by itself", failed)
+
+
+def _execute(target: str, module: bool) -> None:
+    if module:
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+        return
+    code = compile(Path(target).read_bytes(), target, "exec", dont_inherit=True)
+    main = ModuleType("__main__")
+    main.__dict__.update(__file__=target, __builtins__=__builtins__, __spec__=None)
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
+
+
+@contextmanager
+def _as_main(arguments: Sequence[str], module: bool) -> Iterator[None]:
+    """``sys.argv``, ``sys.path`` and ``__main__`` as the script expects them."""
+    saved = sys.argv, sys.path[:], sys.modules["__main__"]
+    sys.argv = list(arguments)
+    sys.path[0:0] = [os.getcwd() if module else str(Path(arguments[0]).resolve().parent)]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:], sys.modules["__main__"] = saved
+
+
+@contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """Standard output's file descriptor and Python's stream, both led to standard error."""
+    sys.stdout.flush()
+    python, saved = sys.stdout, os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stdout = python
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+def _below(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without this module's own frames."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
