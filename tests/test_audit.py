@@ -103,7 +103,7 @@ def test_without_a_model_modules_are_named_when_they_are_called():
 
 def test_several_models_are_told_apart_by_the_names_of_the_dict():
     with precisionlint.audit({"generator": net(), "critic": net()}) as audit:
-        for model in list(audit._registry.roots.values()):
+        for model in list(audit.registry.roots.values()):
             model(batch()[0])
     modules = {op.module for op in audit.report.ops if op.op == "addmm"}
     assert {"generator.head", "critic.head"} <= modules

@@ -118,8 +118,8 @@ class Order:
             self.timeline.emit(Backward(None, (), None, None, None))
             for optimizer, named in self.registry.optimizers.values():
                 for scaler, name in self.registry.scalers.values():
-                    state = scaler._per_optimizer_states[id(optimizer)]
-                    if getattr(state["stage"], "name", "") == "UNSCALED":
+                    states = getattr(scaler, "_per_optimizer_states", {})
+                    if getattr(states.get(id(optimizer), {}).get("stage"), "name", "") == "UNSCALED":
                         weights = self.registry.weights(parameters_of(optimizer))
                         self.timeline.emit(Grads(None, (), weights, "unscale", "unscale_", "", name, named))
 
@@ -382,8 +382,8 @@ class Order:
 
     def _carries_scale(self, threshold: float) -> bool:
         """Whether a threshold was multiplied by a scale: no true gradient norm is clipped at hundreds."""
-        scales = [scaler._scale for scaler, _ in self.registry.scalers.values() if scaler._scale is not None]
-        return any(threshold >= max(100.0, 0.01 * float(scale)) for scale in scales)
+        scales = [scale for scaler, _ in self.registry.scalers.values() if (scale := scale_of(scaler)) is not None]
+        return any(threshold >= max(100.0, 0.01 * scale) for scale in scales)
 
     def _by_hand(self, name: str, args: tuple[Any, ...], weights: Any) -> Phase | None:
         if name in ZEROS:
@@ -400,12 +400,8 @@ class Order:
         if factor is not None and "div" in name:
             factor = 1.0 / factor if factor else None
         for scaler, named in self.registry.scalers.values():
-            if (
-                factor is not None
-                and scaler._scale is not None
-                and factor * float(scaler._scale) == 1.0
-                and factor != 1.0
-            ):
+            scale = scale_of(scaler)
+            if factor is not None and scale is not None and factor * scale == 1.0 and factor != 1.0:
                 self._grads(Grads(here(), (), weights, "mul", f"'{name}'", "1/scale", named))
                 return "unscale"
         if self._normed:
@@ -514,15 +510,11 @@ class Order:
             cls = f"{type(scaler).__module__}.{type(scaler).__qualname__}".replace(
                 "torch.amp.grad_scaler.", "torch.amp."
             )
-            settings = {
-                "init_scale": scaler._init_scale,
-                "growth_factor": scaler._growth_factor,
-                "backoff_factor": scaler._backoff_factor,
-                "growth_interval": scaler._growth_interval,
-            }
-            self.timeline.emit(
-                ScalerMade(None, (), named, cls, Known(bool(scaler.is_enabled())), tuple(settings.items()))
-            )
+            names = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+            found = ((each, getattr(scaler, f"_{each}", None)) for each in names)
+            settings = tuple((each, value) for each, value in found if value is not None)
+            made = self.registry.places.get(id(scaler))
+            self.timeline.emit(ScalerMade(made, (), named, cls, Known(bool(scaler.is_enabled())), settings))
         return named
 
 
@@ -563,6 +555,12 @@ def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from (each for each in value if isinstance(each, torch.Tensor))
+
+
+def scale_of(scaler: Any) -> float | None:
+    """A scaler's present scale; None before its first use, and for one that is disabled."""
+    scale = getattr(scaler, "_scale", None)
+    return None if scale is None else float(scale)
 
 
 def number(value: Any) -> float | None:

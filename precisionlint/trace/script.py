@@ -72,6 +72,7 @@ class Watch:
         self._stepping: list[Any] = []
         self._scaler_steps = 0
         self._due = step == 1
+        self._anew = False
         self._last: Any = None
 
     @property
@@ -186,15 +187,16 @@ class Watch:
         if self.audit is None:
             self._due = optimizer is self._last and self.steps[id(optimizer)] >= self.step - 1
         elif new and self.step > 1:
-            self._close(None)
-            self.report = None
-            self._due = True
+            self._due = self._anew = True
         else:
             self._due = optimizer is self._last
 
     def _turn(self) -> None:
         """A forward or backward that begins or ends the window."""
         self._due = False
+        if self._anew:
+            self._close(None)
+            self.report, self._anew = None, False
         if self.audit is None:
             self._open()
             return

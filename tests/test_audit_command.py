@@ -1,0 +1,181 @@
+"""`precisionlint audit` runs a script unchanged, audits the iteration that was asked for, and tells findings from
+failures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRAINER = """\
+import argparse
+import sys
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--fp16", action="store_true")
+parser.add_argument("--steps", type=int, default=4)
+parser.add_argument("--unscale", action="store_true")
+args = parser.parse_args()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", enabled=args.fp16)
+x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+for step in range(args.steps):
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.float16, enabled=args.fp16):
+        loss = nn.functional.cross_entropy(model(x), y)
+    scaler.scale(loss).backward()
+    if args.unscale:
+        scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    print("trained step", step + 1, __name__, sys.argv[1:])
+print("the script's end")
+"""
+CLIP_LINE = TRAINER[: TRAINER.index("    clip_grad_norm_")].count("\n") + 1
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def audit(folder: Path, source: str, *arguments: str, options: tuple[str, ...] = ()) -> Ran:
+    (folder / "train.py").write_text(source)
+    command = [sys.executable, "-m", "precisionlint", "audit", *options, "train.py", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def test_a_fault_is_measured_in_the_second_step_and_confirms_what_check_read(tmp_path: Path):
+    ran = audit(tmp_path, TRAINER, "--fp16", options=("--format", "json"))
+    assert ran.code == 1
+    assert [(each["rule"], each["path"], each["line"]) for each in ran.json["report"]["findings"]] == [
+        ("clip-before-unscale", "train.py", CLIP_LINE)
+    ]
+    assert [(each["rule"], each["line"], each["verdict"]) for each in ran.json["read"]] == [
+        ("clip-before-unscale", CLIP_LINE, "confirmed")
+    ]
+    assert ran.json["steps"] == 2 and ran.json["report"]["complete"]
+    assert ran.err.splitlines() == [f"trained step {step} __main__ ['--fp16']" for step in (1, 2)]
+
+
+def test_the_same_script_in_another_configuration_refutes_it(tmp_path: Path):
+    ran = audit(tmp_path, TRAINER, "--fp16", "--unscale", options=("--format", "json"))
+    assert ran.json["report"]["findings"] == []
+    assert [each["verdict"] for each in ran.json["read"]] == ["refuted"]
+    assert ran.code == 0
+    plain = audit(tmp_path, TRAINER, options=("--format", "json"))
+    assert plain.json["report"]["ok"]
+    assert [station["what"] for station in plain.json["report"]["order"]].count("'optimizer' steps") == 1
+
+
+def test_a_step_that_never_comes_is_said_plainly_and_is_no_finding(tmp_path: Path):
+    ran = audit(tmp_path, TRAINER, "--steps", "1")
+    assert ran.code == 3
+    assert "step 2 never came" in ran.out
+    assert "the script's end" in ran.err
+
+
+def test_the_script_goes_on_when_it_is_asked_to(tmp_path: Path):
+    ran = audit(tmp_path, TRAINER, "--fp16", options=("--keep-running", "--step", "3"))
+    assert "audit of train.py, step 3: found 1 error" in ran.out
+    assert "trained step 4" in ran.err and "the script's end" in ran.err
+    assert "train.py ended by itself" in ran.out
+
+
+def test_an_exception_of_the_script_is_told_apart_from_findings(tmp_path: Path):
+    source = TRAINER.replace("    scaler.update()\n", "    scaler.update()\n    raise OSError('disk full')\n")
+    ran = audit(tmp_path, source, "--fp16", options=("--step", "1"))
+    assert ran.code == 3
+    assert "train.py raised OSError: disk full" in ran.out
+    assert "clip-before-unscale" in ran.out  # what was seen up to it stands
+    assert "OSError: disk full" in ran.err and "script.py" not in ran.err
+
+
+def test_the_scripts_own_exit_code_is_told(tmp_path: Path):
+    ran = audit(tmp_path, "import sys\nsys.exit(7)\n")
+    assert ran.code == 3 and "ended with exit code 7" in ran.out
+
+
+def test_a_step_that_the_scaler_skips_counts(tmp_path: Path):
+    source = TRAINER.replace("scaler.scale(loss).backward()", "scaler.scale(loss * float('inf')).backward()")
+    ran = audit(tmp_path, source, "--fp16", "--unscale", options=("--format", "json"))
+    assert ran.json["report"]["steps"] == 1
+    assert not any(op["phase"] == "optimizer" for op in ran.json["report"]["ops"])
+
+
+def test_the_report_goes_to_a_file_and_nothing_to_standard_output(tmp_path: Path):
+    ran = audit(tmp_path, TRAINER, "--fp16", options=("--out", "report.txt"))
+    assert ran.code == 1 and ran.out == ""
+    assert (tmp_path / "report.txt").read_text().startswith("audit of train.py, step 2: found 1 error")
+
+
+def test_a_module_runs_with_m(tmp_path: Path):
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__main__.py").write_text(TRAINER)
+    command = [sys.executable, "-m", "precisionlint", "audit", "--format", "json", "-m", "trainer", "--fp16"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    outcome = json.loads(done.stdout)
+    assert (done.returncode, [each["rule"] for each in outcome["report"]["findings"]]) == (1, ["clip-before-unscale"])
+    assert [each["verdict"] for each in outcome["read"]] == ["confirmed"]
+
+
+GAN = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+generator, critic = nn.Linear(4, 8), nn.Linear(8, 1)
+for_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
+for_generator = torch.optim.Adam(generator.parameters(), lr=1e-3)
+schedule = torch.optim.lr_scheduler.StepLR(for_generator, 1)
+for step in range(4):
+    for_critic.zero_grad()
+    critic(generator(torch.randn(16, 4)).detach()).mean().backward()
+    for_critic.step()
+    for_generator.zero_grad()
+    (-critic(generator(torch.randn(16, 4))).mean()).backward()
+    for_generator.step()
+    schedule.step()
+"""
+
+
+def test_an_iteration_with_two_optimizers_holds_both_from_its_first_forward(tmp_path: Path):
+    ran = audit(tmp_path, GAN, options=("--format", "json"))
+    steps = [station["what"] for station in ran.json["report"]["order"] if "steps" in station["what"]]
+    assert steps == ["'for_critic' steps", "'for_generator' steps"]
+    assert ran.json["report"]["findings"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["nowhere.py"], "nowhere.py: no such file"),
+        ([], "audit needs a script"),
+        (["--step", "0", "x.py"], "is not the number of a step"),
+    ],
+)
+def test_wrong_usage_is_told_in_a_line(tmp_path: Path, arguments: list[str], what: str):
+    command = [sys.executable, "-m", "precisionlint", "audit", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.returncode == 2 and what in done.stderr and "Traceback" not in done.stderr
