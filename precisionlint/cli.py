@@ -136,6 +136,9 @@ def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         default=[],
         help="an option of the contract, such as quotient=reciprocal",
     )
+    verify.add_argument(
+        "--faults", action="store_true", help="verify the verifier: kernels with planted faults, which it must catch"
+    )
     verify.add_argument("--contracts", action="store_true", help="list the contracts with their launchers and options")
     verify.add_argument("--format", choices=("text", "json"), default="text", help="how to report (default: text)")
     verify.add_argument("--verbose", action="store_true", help="name each input that was tried")
@@ -147,7 +150,8 @@ def _add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "audit",
         help="run a training script and report what one of its steps did with its dtypes",
         description="Runs a training script unchanged, audits one of its optimizer steps and stops it. Needs torch.",
-        usage="precisionlint audit [OPTIONS] SCRIPT.py [ARGS...]\n       precisionlint audit [OPTIONS] -m MODULE [ARGS...]",
+        usage="precisionlint audit [OPTIONS] SCRIPT.py [ARGS...]\n"
+        "       precisionlint audit [OPTIONS] -m MODULE [ARGS...]",
         epilog=AUDIT_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -221,10 +225,17 @@ def _check(options: argparse.Namespace) -> Outcome:
 
 def _verify(options: argparse.Namespace) -> Outcome:
     from precisionlint.report import verified
-    from precisionlint.verify import describe_contracts, verify
+    from precisionlint.verify import describe_contracts, prove, verify
 
     if options.contracts:
         return Outcome(0, describe_contracts())
+    progress = verified.progress_line(sys.stderr)
+    if options.faults:
+        proofs = prove(progress=progress)
+        for error in proofs.errors:
+            _complain(error)
+        as_json = options.format == "json"
+        return Outcome(proofs.exit_code, [verified.dumps(proofs)] if as_json else verified.render_proofs(proofs))
     if (options.launcher is None) != (options.contract is None):
         raise UsageError("a launcher needs --contract, and --contract a launcher; `verify --contracts` lists them")
     if options.option and options.launcher is None:
@@ -235,7 +246,7 @@ def _verify(options: argparse.Namespace) -> Outcome:
         options.launcher,
         contract=options.contract,
         options=dict(options.option),
-        progress=verified.progress_line(sys.stderr),
+        progress=progress,
     )
     for error in verification.errors:
         _complain(error)

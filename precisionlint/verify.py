@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from precisionlint.kernels.outcome import Mode, Outcome, Tried, Verification, Violation
+from precisionlint.kernels.outcome import Mode, Outcome, Proof, Proofs, Tried, Verification, Violation
 
 Progress = Callable[[str, str], None]
 """Told of each kernel and case before it runs."""
@@ -41,9 +41,8 @@ def verify(
     `options` are the contract's, by name; `kernels` limits a run of the bundled ones to these names. A launcher that
     cannot be loaded, an unknown contract or option, and a worker that dies are errors of the result; nothing raises.
     """
-    missing = [name for name in ("torch", "triton") if find_spec(name) is None]
-    if missing:
-        return Verification((), (), (f"verify needs {' and '.join(missing)}: pip install 'precisionlint[verify]'",))
+    if missing := _missing():
+        return Verification((), (), (missing,))
     outcomes: list[Outcome] = []
     errors: list[str] = []
     unchecked: list[str] = []
@@ -54,6 +53,7 @@ def verify(
             "contract": contract,
             "options": dict(options or {}),
             "kernels": None if kernels is None else list(kernels),
+            "faults": False,
             "device": "cuda" if mode == "native" else "cpu",
         }
         for message in _answers(request):
@@ -67,6 +67,31 @@ def verify(
     if "native" not in modes:
         unchecked.append("nothing ran on a GPU")
     return Verification(tuple(outcomes), tuple(unchecked), tuple(errors))
+
+
+def prove(*, kernels: Sequence[str] | None = None, progress: Progress | None = None) -> Proofs:
+    """Verifies the verifier: kernels with planted faults must be caught, correct ones in other styles must not.
+
+    `kernels` limits the run to planted kernels of these names. Runs in the interpreter.
+    """
+    if missing := _missing():
+        return Proofs((), (missing,))
+    proofs: list[Proof] = []
+    errors: list[str] = []
+    names = None if kernels is None else list(kernels)
+    for message in _answers({"mode": "interpret", "faults": True, "kernels": names}):
+        if "case" in message and progress is not None:
+            progress(message["kernel"], message["case"])
+        elif "proof" in message:
+            proofs.append(Proof(**{**message["proof"], "caught_by": tuple(message["proof"]["caught_by"])}))
+        elif "error" in message:
+            errors.append(message["error"])
+    return Proofs(tuple(proofs), tuple(errors))
+
+
+def _missing() -> str:
+    missing = [name for name in ("torch", "triton") if find_spec(name) is None]
+    return f"verify needs {' and '.join(missing)}: pip install 'precisionlint[verify]'" if missing else ""
 
 
 def describe_contracts() -> Iterator[str]:

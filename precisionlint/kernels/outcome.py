@@ -70,3 +70,35 @@ class Verification:
         if self.errors:
             return 2
         return int(any(not outcome.sound for outcome in self.outcomes))
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A kernel with a planted fault, or a correct one in another style (`fault` is empty), against its contract."""
+
+    kernel: str
+    contract: str
+    fault: str
+    caught_by: tuple[str, ...]
+    """The inputs on which the contract was broken."""
+    inputs: int
+    seconds: float
+
+    @property
+    def right(self) -> bool:
+        """Whether the verifier did what it must: catch the fault, or say nothing of a correct kernel."""
+        return bool(self.caught_by) == bool(self.fault)
+
+
+@dataclass(frozen=True)
+class Proofs:
+    """The verification of the verifier."""
+
+    proofs: tuple[Proof, ...]
+    errors: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        if self.errors:
+            return 2
+        return int(not all(proof.right for proof in self.proofs))

@@ -220,17 +220,17 @@ QUANTIZER_STYLES = {
 
 def planted() -> tuple[Planted, ...]:
     """Every fault and every correct style."""
-    found = []
-    for way, fault in QUANTIZER_FAULTS.items():
-        options = (("floor", repr(AMAX_FLOOR)),)
-        found.append(Planted(f"1x128: {way}", partial(_quantize, way=way, rows=1), "quantize_1x128", options, fault))
+    floor = ("floor", repr(AMAX_FLOOR))
+    found = [
+        Planted(f"1x128: {way}", partial(_quantize, way=way, rows=1), "quantize_1x128", (floor,), fault)
+        for way, fault in QUANTIZER_FAULTS.items()
+    ]
     for way in ("amax of the first row", "amax of half a block", "int32 offsets", "scales transposed", "no floor"):
-        fault = QUANTIZER_FAULTS.get(way, "one row of 128 counts")
-        options = (("floor", repr(AMAX_FLOOR)),)
         launch = partial(_quantize, way=way, rows=128)
-        found.append(Planted(f"128x128: {way}", launch, "quantize_128x128", options, fault))
+        fault = QUANTIZER_FAULTS.get(way, "one row of 128 counts")
+        found.append(Planted(f"128x128: {way}", launch, "quantize_128x128", (floor,), fault))
     for way, quotient in QUANTIZER_STYLES.items():
-        options = (("floor", repr(AMAX_FLOOR)), ("quotient", quotient))
         for rows, contract in ((1, "quantize_1x128"), (128, "quantize_128x128")):
-            found.append(Planted(f"{rows}x128: {way}", partial(_quantize, way=way, rows=rows), contract, options))
+            launch = partial(_quantize, way=way, rows=rows)
+            found.append(Planted(f"{rows}x128: {way}", launch, contract, (floor, ("quotient", quotient))))
     return tuple(found)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
-from precisionlint.kernels.outcome import Outcome, Tried
+from precisionlint.kernels.outcome import Outcome, Proof, Tried
 
 
 class LauncherError(Exception):
@@ -51,8 +51,11 @@ def _verify(request: dict[str, Any], answers: TextIO) -> None:
     if request["mode"] == "interpret":
         exact = repaired(load_interpreter())
     with exact:
-        for subject in _subjects(request):
-            _one(subject, request, answers)
+        if request["faults"]:
+            _prove(request["kernels"], answers)
+        else:
+            for subject in _subjects(request):
+                _one(subject, request, answers)
 
 
 def _subjects(request: dict[str, Any]) -> Iterator[Any]:
@@ -84,6 +87,24 @@ def _one(subject: Any, request: dict[str, Any], answers: TextIO) -> None:
     path, line = place_of(subject.launch)
     outcome = Outcome(subject.name, contract.name, request["mode"], path, line, tuple(tried), refused)
     _say(answers, {"outcome": asdict(outcome)})
+
+
+def _prove(names: list[str] | None, answers: TextIO) -> None:
+    from precisionlint.kernels import contracts
+    from precisionlint.kernels.planted import planted
+    from precisionlint.kernels.run import try_case
+
+    for kernel in planted():
+        if names is not None and kernel.name not in names:
+            continue
+        contract = contracts.find(kernel.contract)
+        options = contract.resolve(dict(kernel.options))
+        _say(answers, {"kernel": kernel.name, "case": kernel.fault or "no fault"})
+        tried = [try_case(kernel.launch, contract, case, options) for case in contract.cases(options)]
+        caught = tuple(each.case for each in tried if each.violations)
+        seconds = sum(each.seconds for each in tried)
+        proof = Proof(kernel.name, contract.name, kernel.fault, caught, len(tried), seconds)
+        _say(answers, {"proof": asdict(proof)})
 
 
 def load(spec: str) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TextIO
 
-from precisionlint.kernels.outcome import Outcome, Tried, Verification
+from precisionlint.kernels.outcome import Outcome, Proofs, Tried, Verification
 
 SCHEMA = 1
 RULE = "kernel-breaks-contract"
@@ -26,10 +26,24 @@ def render(verification: Verification, *, verbose: bool = False) -> Iterator[str
         yield f"not checked: {sentence}"
 
 
-def dumps(verification: Verification) -> str:
-    """The verification as one JSON object, in ASCII."""
-    fields = asdict(verification)
-    return json.dumps({"schema": SCHEMA, "rule": RULE, **fields}, indent=2)
+def render_proofs(proofs: Proofs) -> Iterator[str]:
+    """One line a planted kernel: how many inputs caught it, and what is wrong with it."""
+    for proof in proofs.proofs:
+        caught = f"{len(proof.caught_by)} of {proof.inputs} inputs"
+        verdict = "caught by" if proof.fault else "false alarm on" if proof.caught_by else "kept on"
+        if not proof.fault and not proof.caught_by:
+            caught = f"{proof.inputs} inputs"
+        mark = "" if proof.right else "WRONG: "
+        yield f"{mark}{proof.kernel}: {verdict} {caught}{f': {proof.fault}' if proof.fault else ''}"
+    faults = [proof for proof in proofs.proofs if proof.fault]
+    alarms = sum(not proof.right for proof in proofs.proofs if not proof.fault)
+    caught_faults = sum(proof.right for proof in faults)
+    yield f"{caught_faults} of {len(faults)} planted faults caught; {alarms} false alarms on correct kernels"
+
+
+def dumps(result: Verification | Proofs) -> str:
+    """A verification, or that of the verifier, as one JSON object in ASCII."""
+    return json.dumps({"schema": SCHEMA, "rule": RULE, **asdict(result)}, indent=2)
 
 
 def progress_line(stream: TextIO) -> Callable[[str, str], None]:

@@ -1,0 +1,206 @@
+"""`verify` holds bundled and users' launchers against their contracts, and says what it found and did not look at."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from precisionlint import cli
+from precisionlint.kernels.outcome import Outcome, Tried, Verification, Violation
+from precisionlint.report import verified
+from precisionlint.verify import prove, verify
+
+pytest.importorskip("triton")
+
+LAUNCHER = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def kernel(x, codes, scales, M, N, row_stride, column_stride, GROUPS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    for group in range(GROUPS):
+        column = group * 128 + tl.arange(0, 128)
+        value = tl.load(x + row * row_stride + column * column_stride, column < N, other=0.0).to(tl.float32)
+        nan = tl.max((value != value).to(tl.int32), 0) > 0
+        amax = tl.where(nan, float("nan"), tl.maximum(tl.max(tl.abs(value), 0), 1e-10))
+        scale = tl.where(amax < float("inf"), amax / 448.0, float("nan"))
+        tl.store(scales + row * GROUPS + group, scale)
+        tl.store(codes + row * N + column, (value / scale).to(tl.float8e4nv), column < N)
+
+def launch(x):
+    codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn)
+    scales = torch.empty(x.shape[0], triton.cdiv(x.shape[1], 128))
+    kernel[(x.shape[0],)](x, codes, scales, *x.shape, *x.stride(), GROUPS=scales.shape[1])
+    return codes, scales
+
+def careless(x):
+    codes, scales = launch(x.contiguous())
+    return codes, scales * 1.01
+
+def shapeless(x):
+    return launch(x)[0]
+
+def dies(x):
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+
+not_a_function = 3
+"""
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Path:
+    path = tmp_path / "my_kernels.py"
+    path.write_text(LAUNCHER, encoding="utf-8")
+    return path
+
+
+def test_a_users_launcher_that_keeps_its_contract_passes(kernels: Path) -> None:
+    verification = verify(f"{kernels}:launch", contract="quantize_1x128", options={"floor": "1e-10"})
+    (outcome,) = verification.outcomes
+    assert outcome.sound, [tried for tried in outcome.tried if tried.violations]
+    assert len(outcome.tried) > 20
+    assert verification.exit_code == 0
+    assert outcome.line == LAUNCHER.splitlines().index("def launch(x):") + 1
+
+
+def test_a_wrong_scale_is_told_with_its_place_and_size(kernels: Path) -> None:
+    verification = verify(f"{kernels}:careless", contract="quantize_1x128", options={"floor": "1e-10"})
+    (outcome,) = verification.outcomes
+    assert verification.exit_code == 1
+    broken = {violation.clause for tried in outcome.tried for violation in tried.violations}
+    assert "scale" in broken
+    text = "\n".join(verified.render(verification))
+    assert "kernel-breaks-contract" in text
+    assert "off by 0.01 of the scale" in text
+    assert "not checked: nothing ran on a GPU" in text
+
+
+def test_an_undeclared_floor_is_told(kernels: Path) -> None:
+    (outcome,) = verify(f"{kernels}:launch", contract="quantize_1x128").outcomes
+    broken = {tried.case for tried in outcome.tried if tried.violations}
+    assert broken == {"a different size in each row and block", "blocks down to subnormal numbers"}
+
+
+def test_a_launcher_of_another_form_is_told_what_is_expected(kernels: Path) -> None:
+    (outcome,) = verify(f"{kernels}:shapeless", contract="quantize_1x128").outcomes
+    assert {violation.allowed for tried in outcome.tried for violation in tried.violations} == {
+        "2 tensors (codes, scales)"
+    }
+
+
+@pytest.mark.parametrize(
+    ("launcher", "contract", "options", "said"),
+    [
+        ("{}:absent", "quantize_1x128", {}, "AttributeError"),
+        ("no_such_module:launch", "quantize_1x128", {}, "No module named 'no_such_module'"),
+        ("{}:kernel", "quantize_1x128", {}, "is a Triton kernel; a launcher is a Python function of tensors"),
+        ("{}:not_a_function", "quantize_1x128", {}, "is no function"),
+        ("{}:launch", "quantise_1x128", {}, "did you mean 'quantize_1x128'?"),
+        ("{}:launch", "quantize_1x128", {"quotiant": "ieee"}, "did you mean 'quotient'?"),
+        ("{}:launch", "quantize_1x128", {"quotient": "exact"}, "one of full, ieee, reciprocal"),
+        ("{}:launch", "quantize_1x128", {"floor": "low"}, "one of undeclared, a number"),
+        ("{}:dies", "quantize_1x128", {}, "was killed by signal 9, at "),
+    ],
+)
+def test_what_cannot_run_is_one_line_and_exit_code_2(
+    kernels: Path, launcher: str, contract: str, options: dict[str, str], said: str
+) -> None:
+    verification = verify(launcher.format(kernels), contract=contract, options=options)
+    assert verification.exit_code == 2
+    (error,) = verification.errors
+    assert said in error
+    assert "\n" not in error
+
+
+def test_the_command_verifies_a_module_of_the_working_directory(kernels: Path) -> None:
+    command = [sys.executable, "-m", "precisionlint", "verify", "my_kernels:launch", "--contract", "quantize_1x128"]
+    ran = subprocess.run(
+        [*command, "--option", "floor=1e-10", "--format", "json"], cwd=kernels.parent, capture_output=True, text=True
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    report = json.loads(ran.stdout)
+    assert report["schema"] == 1
+    assert report["outcomes"][0]["path"] == "my_kernels.py"
+    assert report["outcomes"][0]["contract"] == "quantize_1x128"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["m:launch"],
+        ["--contract", "quantize_1x128"],
+        ["--option", "floor=0"],
+        ["m", "--contract", "quantize_1x128"],
+        ["m:launch", "--contract", "quantize_1x128", "--option", "floor"],
+    ],
+)
+def test_options_that_make_no_sense_together_are_wrong_usage(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = cli.main(["verify", *arguments])
+    except SystemExit as exit_:
+        assert isinstance(exit_.code, int)
+        code = exit_.code
+    assert code == 2
+    assert capsys.readouterr().err
+
+
+def test_the_contracts_are_listed_with_their_launchers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", "--contracts"]) == 0
+    printed = capsys.readouterr().out
+    assert "quantize_1x128\n  launch(x) -> (codes, scales)" in printed
+    assert "--option scale=fp32 | power-of-two" in printed
+
+
+def test_the_bundled_kernels_keep_their_contracts_and_progress_is_told() -> None:
+    seen: list[str] = []
+    verification = verify(progress=lambda kernel, case: seen.append(kernel))
+    assert verification.errors == ()
+    assert [outcome.kernel for outcome in verification.outcomes if not outcome.sound or outcome.refused] == []
+    assert set(seen) == {outcome.kernel for outcome in verification.outcomes}
+
+
+def test_a_report_names_clause_count_place_and_bound() -> None:
+    violation = Violation("code", "448", "416", 3, 1024, (0, 5), "1 codes")
+    outcome = Outcome("k", "quantize_1x128", "interpret", "k.py", 7, (Tried("zeros", (violation,), 0.5),))
+    lines = list(verified.render(Verification((outcome,), ("a GPU",))))
+    assert lines == [
+        "k.py:7: error kernel-breaks-contract: k against quantize_1x128 (interpret): broken on 1 of 1 inputs (0.5 s)",
+        "  zeros: code in 3 of 1024:",
+        "    got 448 at [0, 5], allowed 416; the worst is off by 1 codes",
+        "0 kept to their contract, 1 broke it, 0 could not be judged",
+        "not checked: a GPU",
+    ]
+
+
+def test_a_kernel_that_could_not_be_judged_is_not_counted_as_sound() -> None:
+    outcome = Outcome("k", "quantize_1x128", "interpret", "k.py", 7, (), "arithmetic of bf16 numbers")
+    lines = list(verified.render(Verification((outcome,), ())))
+    assert lines[0].endswith("could not be judged: arithmetic of bf16 numbers")
+    assert lines[1] == "0 kept to their contract, 0 broke it, 1 could not be judged"
+
+
+SAMPLE = [
+    "128x128: amax of the first row",
+    "128x128: no floor",
+    "1x128: int32 offsets",
+    "1x128: truncated",
+    "1x128: half rounded up",
+    "1x128: NaN dropped",
+    "1x128: writes to its input",
+    "1x128: drops the ragged end",
+    "128x128: as it should be",
+    "128x128: inverse of its own",
+]
+
+
+def test_a_sample_of_planted_faults_is_caught_and_correct_styles_are_not() -> None:
+    proofs = prove(kernels=SAMPLE)
+    assert proofs.errors == ()
+    assert {proof.kernel for proof in proofs.proofs} == set(SAMPLE)
+    assert [proof.kernel for proof in proofs.proofs if not proof.right] == []
+    assert proofs.exit_code == 0
