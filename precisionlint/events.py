@@ -267,15 +267,11 @@ class Iteration(Event):
 
 @dataclass(frozen=True, slots=True)
 class Opened(Event):
-    """The timeline begins. ``complete``: nothing stood before (a whole program), else what a window found.
-
-    ``device``: the one that the program computes on, where it says so; ``precision_set``: a setting of the fp32 matmul precision
-    stands somewhere that belongs to the program.
-    """
+    """The timeline begins. ``complete``: nothing stood before (a whole program), else what a window found. ``device``: the one that
+    the program computes on, where it says so."""
 
     complete: bool
     device: str = ""
-    precision_set: bool = False
     regions: tuple[Region, ...] = ()
     scaled: tuple[Named, ...] = ()
 

@@ -52,11 +52,12 @@ Report = Callable[[Any], None]
 
 @dataclass(frozen=True, slots=True)
 class Automaton:
-    """The state that the checks of a family read."""
+    """The state that the checks of a family read. ``settle``: what is left of it where another program begins."""
 
     name: str
     start: Any
     advance: Callable[[Any, Event], Any]
+    settle: Callable[[Any], Any] = lambda state: state
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +95,16 @@ class Judge:
         self.automata = list(dict.fromkeys(check.automaton.name for check in checks))
         by_name = {check.automaton.name: check.automaton for check in checks}
         self._advance = [by_name[name].advance for name in self.automata]
+        self._settle = [by_name[name].settle for name in self.automata]
         self.start = tuple(by_name[name].start for name in self.automata)
         self._listeners: dict[type[Event], list[tuple[int, Check]]] = {}
         for check in checks:
             for event in check.events:
                 self._listeners.setdefault(event, []).append((self.automata.index(check.automaton.name), check))
+
+    def settle(self, states: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The states from which another program of the same file begins: objects stand, nothing is under way."""
+        return tuple(settle(state) for settle, state in zip(self._settle, states, strict=True))
 
     def advance(self, states: tuple[Any, ...], event: Event, report: Report) -> tuple[Any, ...]:
         """The states after an event; hits and evidence go to ``report``."""

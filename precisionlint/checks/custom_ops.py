@@ -13,13 +13,14 @@ FAMILY = Family(Automaton("custom-ops", None, lambda state, event: state))
 
 @FAMILY.rule("unregistered-custom-op", CustomOp)
 def unregistered_custom_op(state: None, event: CustomOp) -> Iterator[Any]:
-    if event.kind != "op" or event.autocast or event.region is None:
+    if event.kind not in ("op", "launch") or event.autocast or event.region is None:
         return
+    what = f"custom op '{event.name}'" if event.kind == "op" else f"Triton kernel '{event.name}'"
+    remedy = "register_autocast says what it wants" if event.kind == "op" else "cast them before the launch"
     yield Hit(
         "unregistered-custom-op",
         event.defined,
-        f"custom op '{event.name}' runs under autocast without an autocast rule: its inputs arrive as they are, half and fp32 mixed; "
-        "register_autocast says what it wants",
+        f"{what} runs under autocast without an autocast rule: its inputs arrive as they are, half and fp32 mixed; {remedy}",
         (Seen(event.region.at, f"{event.region.dtype or 'half'} autocast"), Seen(event.at, "called inside the region", event.when)),
     )
 

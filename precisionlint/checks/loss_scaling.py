@@ -97,6 +97,7 @@ class Own:
     optimizer: Named
     weights: Weights | None
     cls: str
+    fused: bool
     seen: Seen = field(compare=False)
 
 
@@ -184,7 +185,7 @@ def after_step(ledger: Ledger, event: Step) -> Ledger:
     clean |= {Clean(event.optimizer, owned(ledger, event.optimizer), True, False, here)}
     ledger = replace(ledger, clean=clean)
     if event.via is None:
-        return ledger
+        return replace(ledger, plain=None, is_plain=False)
     here = seen(event, f"'{event.via.name}' steps '{event.optimizer.name}'")
     others = frozenset(p for p in ledger.progress if (p.scaler, p.optimizer) != (event.via, event.optimizer))
     made = frozenset(replace(m, used=True) if m.scaler == event.via else m for m in ledger.made)
@@ -243,7 +244,7 @@ def after_owns(ledger: Ledger, event: Owns) -> Ledger:
     here = seen(event, f"{event.cls.rpartition('.')[2]} over these weights")
     # A new optimizer starts a new training run: what was used before it belongs to the run before.
     made = frozenset(replace(m, used=False) for m in ledger.made)
-    return replace(ledger, owns=owns | {Own(event.optimizer, event.weights, event.cls, here)}, made=made)
+    return replace(ledger, owns=owns | {Own(event.optimizer, event.weights, event.cls, ("fused", True) in event.settings, here)}, made=made)
 
 
 def after_lost(ledger: Ledger, event: Lost) -> Ledger:
@@ -286,7 +287,12 @@ ADVANCE: dict[type[Event], Any] = {
     WeightsTake: after_take,
 }  # fmt: skip
 
-FAMILY = Family(Automaton("loss-scaling", Ledger(), advance))
+def settle(ledger: Ledger) -> Ledger:
+    """What is left of a ledger where another program begins: the objects, with nothing under way."""
+    return Ledger(made=ledger.made, owns=ledger.owns, sharded=ledger.sharded, half=ledger.half)
+
+
+FAMILY = Family(Automaton("loss-scaling", Ledger(), advance, settle))
 
 
 # -- what the rules share
@@ -424,8 +430,10 @@ def backward_without_scale(ledger: Ledger, event: Backward | Step) -> Iterator[A
         if event.scale is not None and event.scale.value is not None:
             yield Evidence(("scaled", event.scale.value.id))
         return
-    if event.via is None or ledger.unknown or ledger.pending or ledger.plain is None or not ledger.is_plain:
+    if event.via is None or ledger.unknown or ledger.plain is None or not ledger.is_plain:
         return
+    if ledger.pending and (len(ledger.owns) != 1 or any(own.optimizer != event.optimizer for own in ledger.owns)):
+        return  # the other loss may be another optimizer's
     made = any(m.scaler == event.via for m in ledger.made)
     yield Hit(
         "backward-without-scale",
@@ -517,6 +525,8 @@ def scaler_with_half_weights(ledger: Ledger, event: Grads | Step) -> Iterator[An
     own = next((o for o in ledger.owns if o.optimizer == event.optimizer), None)
     if own is None or not covers(ledger.half, own.weights):
         return
+    if own.fused and isinstance(event, Step):
+        return  # a fused optimizer unscales in its own kernel, which takes fp16 gradients
     if not any(m.scaler == scaler and m.cls.startswith(("torch.", "fairscale.")) for m in ledger.made):
         return
     yield Hit(

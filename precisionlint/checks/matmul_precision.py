@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
-from precisionlint.events import Event, Op, Opened, Setting, Step, Weights, WeightsTake, covers
+from precisionlint.events import Event, Op, Opened, Owns, Setting, Step, Weights, WeightsTake, covers
 
 SWITCHES = ("float32_matmul_precision", "allow_tf32", "fp32_precision")
 
@@ -20,6 +20,7 @@ class Program:
     at: Any = field(compare=False, default=None)
     ran: frozenset[Ran] = frozenset()
     half: Weights = frozenset()
+    made: frozenset[Hashable] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,9 @@ class Ran:
 
 def advance(program: Program, event: Event) -> Program:
     if isinstance(event, Opened):
-        return Program(event.complete and event.device == "cuda" and not event.precision_set, event.at)
+        return replace(program, cuda=event.device == "cuda" and event.at is not None, at=event.at)
+    if isinstance(event, Owns):
+        return replace(program, made=program.made | {event.optimizer.id})
     if not program.cuda:
         return program
     if isinstance(event, WeightsTake) and event.dtype is not None:
@@ -46,18 +49,22 @@ def advance(program: Program, event: Event) -> Program:
     return program
 
 
-FAMILY = Family(Automaton("matmul-precision", Program(), advance))
+def settle(program: Program) -> Program:
+    return replace(program, ran=frozenset())
+
+
+FAMILY = Family(Automaton("matmul-precision", Program(), advance, settle))
 
 
 @FAMILY.rule("tf32-off", Op, Setting, Step)
-def tf32_off(program: Program, event: Event) -> Iterator[Any]:
+def tf32_off(program: Program, event: Op | Setting | Step) -> Iterator[Any]:
     if isinstance(event, Op):
         if event.dtypes[0] is not None:
             yield Evidence(("half", event.inputs[0]))
     elif isinstance(event, Setting):
         if any(event.name.endswith(switch) for switch in SWITCHES):
             yield Evidence("matmul precision")
-    elif program.cuda:
+    elif program.cuda and event.optimizer.id in program.made:
         for ran in program.ran:
             yield Hit(
                 "tf32-off",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from precisionlint.events import (
     Autocast,
     Backward,
+    Cast,
     Checkpoint,
     CustomOp,
     Grads,
@@ -121,6 +122,11 @@ SAME_RECEIVER = frozenset(
 CASTS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64"}
 GRAD_READS = frozenset({"norm", "abs", "square", "pow", "sum", "mean", "max", "min", "std", "var", "dot", "view", "flatten", "item", "histc"})
 NORM_CALLS = frozenset({"torch.norm", "torch.linalg.vector_norm", "torch.linalg.norm", "torch._foreach_norm", "torch.stack", "torch.cat"})
+
+
+READS_GIVEN = re.compile(r"hist|log|scalar|record|write|print|norm", re.I)
+READS_GRADS = re.compile(r"grad\w*_norm|norm\w*_grad|log\w*_grad|grad\w*_log|gradient_norm|plot_grad", re.I)
+CLIPS_GRADS = re.compile(r"^clip_\w*grad|grad\w*_clip(?:$|_|p)", re.I)
 
 
 # -- helpers
@@ -264,11 +270,34 @@ def call_unknown(it: Interpreter, state: State, instr: p.Call, callee: Value, ar
             for reached in reachable(state, value, 2):
                 if is_scaler(it, state, reached):
                     it.emit(state, Lost(it.where(state, instr.at), (), reached))
+    handed_gradients(it, state, instr, name, args)
     states = [state]
     for value in values:
         if isinstance(value, (Func, Partial)):
             states = [after for before in states for after in it.call_back(instr, before, value)]
     return [(after, result(it, after, instr, callee, args, receiver)) for after in states]
+
+
+def handed_gradients(it: Interpreter, state: State, instr: p.Call, name: str, args: Args) -> None:
+    """An unread function that gets gradients, or a model whose gradients it is named after: a log of them, their norm, a clip."""
+    if READS_GIVEN.search(name):
+        for _, value in args:
+            if isinstance(value, Tensors) and value.kind == "grad":
+                read_grads(it, state, instr, value, name)
+                return
+    if not (READS_GRADS.search(name) or CLIPS_GRADS.search(name)):
+        return
+    for _, value in args[:2]:
+        weights = grads_weights(it, state, value)
+        if isinstance(value, Sym) and MODEL_NAME.search(last_name(value)):
+            weights = model_weights(it, value)
+        if weights is None:
+            continue
+        if CLIPS_GRADS.search(name):
+            emit_clip(it, state, instr, value, argument(args, 1, "max_norm", "clip_value"), name)
+        else:
+            it.emit(state, Grads(it.where(state, instr.at), when(state), weights, "read", name))
+        return
 
 
 def annotated(it: Interpreter, state: State, annotation: p.Expr, value: Sym) -> Value:
@@ -424,6 +453,8 @@ def enter_decorators(it: Interpreter, state: State, func: Func) -> Iterator[tupl
 def decorated(it: Interpreter, state: State, func: Func) -> Value:
     """What a function's name is bound to, once its decorators are through with it."""
     for value in it.decorator_values.get(func.function, ()):
+        if isinstance(value, Obj) and value.cls == External("torch.library.impl"):
+            it.implementations[state.heap[value]["name"].value] = func  # type: ignore[union-attr]
         if isinstance(value, Obj) and value.cls == External("torch.library.custom_op"):
             op = Obj((func.function.node, "op"), External("custom op"))
             state.heap[op] = {"impl": func}
@@ -435,9 +466,23 @@ def decorated(it: Interpreter, state: State, func: Func) -> Value:
 # -- calls of outside names
 
 
+def library_impl(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """``@torch.library.impl(lib, "name", "CUDA")``: the older spelling of an op's implementation."""
+    name = next((v.value for _, v in args if isinstance(v, Const) and isinstance(v.value, str)), "")
+    obj = Obj((instr.at, "decorator"), External("torch.library.impl"))
+    state.heap[obj] = {"name": const(name.rpartition("::")[2])}
+    state.owned.discard(("heap", obj))
+    return one(state, obj)
+
+
 def call_external(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
     """A call of something outside the project."""
     name = callee.name
+    if name.startswith("torch.ops."):
+        implementation = it.implementations.get(name.rpartition(".")[2])
+        if implementation is not None:
+            own_op(it, state, instr, implementation, "op", "Autocast" in implementation.module.text)
+            return one(state, result(it, state, instr, callee, args))
     handler = EXTERNAL.get(name)
     if handler is not None:
         return handler(it, state, instr, callee, args)
@@ -586,6 +631,8 @@ def grads_weights(it: Interpreter, state: State, value: Value | None) -> Weights
     if value is None:
         return None
     weights = weights_of(it, state, value)
+    if isinstance(value, Tensors) and value.kind == "groups":
+        return None
     if weights is None and isinstance(value, Obj) and it.kind(state, value) == "module":
         return model_weights(it, value)
     return weights
@@ -875,6 +922,7 @@ def builtin_sum(it: Interpreter, state: State, instr: p.Call, callee: External, 
 
 EXTERNAL: dict[str, Callable[..., Outcome]] = {
     "torch.autograd.grad": autograd_grad,
+    "torch.library.impl": library_impl,
     "builtins.sum": builtin_sum,
     "functools.partial": partial,
     "contextlib.nullcontext": nullcontext,
@@ -1179,7 +1227,21 @@ def looked_up(value: Value) -> bool:
 
 
 def take(it: Interpreter, state: State, instr: p.Call, receiver: Value, dtype: str, how: str) -> None:
-    it.emit(state, WeightsTake(it.where(state, instr.at), when(state), frozenset({weight_path(it, receiver)}), dtype, how))
+    where = it.where(state, instr.at)
+    if is_model(it, state, receiver):
+        it.emit(state, WeightsTake(where, when(state), frozenset({weight_path(it, receiver)}), dtype, how))
+    else:
+        it.emit(state, Cast(where, when(state), receiver, dtype))
+
+
+def is_model(it: Interpreter, state: State, value: Value) -> bool:
+    """Whether a value is a module: made as one, or unknown and used as only a module is."""
+    if isinstance(value, Obj):
+        return it.kind(state, value) == "module"
+    if not isinstance(value, Sym):
+        return False
+    name = last_name(value)
+    return bool(MODEL_NAME.search(name)) or name in it.module_of(state).model_names or value in it.weight_roots
 
 
 def parameters(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
@@ -1363,7 +1425,7 @@ def own_op(it: Interpreter, state: State, instr: p.Call, func: Func, kind: str, 
         region = None
     if kind == "op":
         source = func.module.source_of(func.function)
-        autocast = autocast or bool(INSIDE_CASTS.search(source)) or not SENSITIVE.search(source)
+        autocast = autocast or bool(INSIDE_CASTS.search(source))
     defined = it.where_in(state, func.module, func.function.node, instr.at)
     it.emit(state, CustomOp(it.where(state, instr.at), when(state), func.function.name, kind, autocast, region, defined))  # type: ignore[arg-type]
 

@@ -177,6 +177,8 @@ def attribute(it: Interpreter, state: State, obj: Value, name: str) -> Value:
         case Sym():
             if name == "param_groups":
                 return Tensors("groups", None)
+            if name in ("grad", "main_grad"):
+                return Tensors("grad", model_weights(it, obj), True)
             return it.derived(("attr", obj, name), f"{obj.text}.{name}", (obj,))
         case Const():
             if obj == NONE:  # this path raises; what would be read from the object that is not there is unknown

@@ -63,8 +63,6 @@ from precisionlint.source.values import (
 
 PATHS = 48
 """How many paths are followed side by side; more are thinned out, and that is counted and said."""
-MANY = 8
-"""From how many outcomes of a call on it pays to look for what makes them differ and can no longer matter."""
 UNROLLED = 8
 """Up to how many known items a loop is followed item by item."""
 DEPTH = 14
@@ -145,12 +143,20 @@ class Interpreter:
         self.kept: set[str] = set(assume)
         self.mros: dict[Class, list[Value]] = {}
         self.decorator_values: dict[p.Function, tuple[Value, ...]] = {}
-        self.registered: set[Value] = set()
+        self.registered: set[Any] = set()
+        self.implementations: dict[str, Func] = {}
         self.yields: list[Callable[[State, Value], Paths] | None] = []
         self.names: dict[Any, str] = {}
         self.weight_roots: set[Value] = set()
         self.default_values: dict[p.Function, dict[str, Value]] = {}
         self.parents: dict[Value, tuple[Value, Any]] = {}
+
+    def begin(self) -> None:
+        """Before each root: its own budget, and nothing open."""
+        self.steps = 0
+        self.silent = 0
+        self.loops.clear()
+        self.yields.clear()
 
     # -- symbols
 
@@ -1048,9 +1054,8 @@ class Interpreter:
         """Outcomes with the same value are merged; too many different ones become one unknown value."""
         if len(results) < 2:
             return results
-        if len(results) > MANY:
-            for state, value in results:
-                self.collector.collect(state, (value,))
+        for state, value in results:
+            state.scope(state.frame)[instr.target] = value  # what is returned is in use
         groups: dict[Value, list[State]] = {}
         for state, value in results:
             groups.setdefault(value, []).append(state)

@@ -28,7 +28,7 @@ TRIGGER = re.compile(
     r"\bbackward\w*\(|\.step\(|\.scale\(|unscale_|zero_grad|get_scale|[Aa]utocast|\.grad\b|parameters\(|\bhalf\b|b?float16|float32\b"
     r"|from_pretrained|state_dict|torch\.save|requires_grad|custom_op|custom_[fb]wd|\.apply\(|[Oo]ptim|clip_grad|no_sync|nullcontext"
     r"|contextmanager|set_default_dtype|matmul_precision|allow_tf32|fp32_precision|[Ss]caler|\bamp\b|_amp\b|\bamp_|fp16|bf16"
-    r"|loss_scale|mixed_precision|param_groups"
+    r"|loss_scale|mixed_precision|param_groups|triton|torch\.ops\.|torch\.library"
 )
 """What a function's text must hold for its body to matter."""
 FILE_WORDS = (
@@ -45,6 +45,12 @@ KEPT = 40
 """How many parsed files a project keeps between two programs: memory against parsing again."""
 
 SCALER_USE = re.compile(r"(\w+)\.unscale_\(|(\w+)\.scale\([^\n]*\)\.backward\(")
+
+PRECISION = re.compile(rb"allow_tf32|float32_matmul_precision|fp32_precision")
+PRECISION_FILES = 5_000
+"""How many files of a project are searched for a setting of the matmul precision."""
+
+MODEL_USE = re.compile(r"(\w+)\.(?:named_parameters|parameters|train|eval|load_state_dict)\(")
 
 SKIPPED_NAMES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "triton", "transformers", "yaml", "tqdm"}
 
@@ -148,6 +154,7 @@ class ProjectModule:
         self.kept = frozenset(telling_names(syntax, self.lines))
         # What is used as only a scaler is, whatever its name.
         self.scaler_names = {a or b for a, b in SCALER_USE.findall(self.text)}
+        self.model_names = set(MODEL_USE.findall(self.text))
         self._words: dict[p.Function, frozenset[str]] = {}
         self._triggered: dict[p.Function, bool] = {}
         self._relevant: set[str] | None = None
@@ -163,6 +170,10 @@ class ProjectModule:
         if function not in self._words:
             self._words[function] = frozenset(WORD.findall(self.source_of(function)))
         return self._words[function]
+
+    def source_of_class(self, definition: p.ClassDef) -> str:
+        first, last = self.spans.get(definition.node, (1, 0))
+        return "\n".join(self.lines[first - 1 : last])
 
     def decorator_lines(self, function: p.Function) -> list[str]:
         """The lines of a function's decorators, as far as each stands on lines of its own."""
@@ -383,6 +394,12 @@ class Project:
         """Drops the trees once there are many: the next program loads what it needs itself."""
         if len(self.modules) > KEPT:
             self.modules.clear()
+
+    @cached_property
+    def sets_matmul_precision(self) -> bool:
+        """Whether any file under the root says how fp32 products are to run: one program's setting may stand in another's file."""
+        paths = sorted(self.root.rglob("*.py"))[:PRECISION_FILES]
+        return any((data := self.read(path)) is not None and PRECISION.search(data) for path in paths)
 
     def name_of(self, path: Path) -> str:
         try:

@@ -67,9 +67,16 @@ class Run:
             error = project.errors.get(path)
             errors.append(FileError(display, error.line if error else None, error.message if error else "cannot be read"))
             return []
-        reading = read(project, module, self.judge, self.assume)
         places = Places(module, display)
-        findings = self.findings(reading, places, project)
+        try:
+            reading = read(project, module, self.judge, self.assume)
+            findings = self.findings(reading, places, project)
+        except (RecursionError, MemoryError):
+            errors.append(FileError(display, None, "nested too deeply to be read"))
+            return []
+        except Exception as error:  # a fault of ours must not cost the other files their findings
+            errors.append(FileError(display, None, f"internal error, please report it: {type(error).__name__}: {error}"))
+            return []
         self.count(total, reading, module, places)
         project.forget_large()
         return findings
