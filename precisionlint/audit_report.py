@@ -39,6 +39,49 @@ class OpRecord:
 
 
 @dataclass(frozen=True)
+class CastRecord:
+    """The casts of one line from one floating dtype to another; ``bytes`` were written. ``again``: of a tensor that
+    had been cast to this dtype and had not changed; ``back``: to the narrower dtype that the tensor came from,
+    unchanged.
+    """
+
+    phase: str
+    module: str
+    place: Place | None
+    source: str
+    target: str
+    count: int
+    bytes: int
+    again: int
+    back: int
+
+
+@dataclass(frozen=True)
+class StorageRecord:
+    """What is stored in one dtype: ``weights``, ``frozen weights``, ``gradients``, ``buffers``, ``master weights`` or
+    ``optimizer state NAME``. ``elements`` is 0 for gradients.
+    """
+
+    kind: str
+    dtype: str
+    tensors: int
+    elements: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class UpdateRecord:
+    """The updates of one half weight in the step: elements that the optimizer meant to move, and those of them that
+    stood still.
+    """
+
+    parameter: str
+    dtype: str
+    meant: int
+    lost: int
+
+
+@dataclass(frozen=True)
 class Station:
     """One event of the step's order: what happened, and on which line."""
 
@@ -54,6 +97,10 @@ class AuditReport:
     findings: tuple[Finding, ...]
     ops: tuple[OpRecord, ...]
     order: tuple[Station, ...]
+    casts: tuple[CastRecord, ...]
+    storage: tuple[StorageRecord, ...]
+    updates: tuple[UpdateRecord, ...]
+    notes: tuple[str, ...]
     settings: Mapping[str, str]
     meaning: tuple[str, ...]
     regions: tuple[str, ...]
@@ -65,6 +112,18 @@ class AuditReport:
     def ok(self) -> bool:
         """Whether nothing of severity error or warning was found."""
         return all(finding.severity == "info" for finding in self.findings)
+
+    @property
+    def bytes_per_parameter(self) -> float | None:
+        """Bytes of weights, master weights, gradients and optimizer state for each trained parameter; None where
+        nothing is trained.
+
+        Mixed precision with Adam has 16 by fp32 weights, gradients and two moments.
+        """
+        kinds = ("weights", "master weights", "gradients")
+        held = sum(each.bytes for each in self.storage if each.kind in kinds or each.kind.startswith("optimizer state"))
+        trained = sum(each.elements for each in self.storage if each.kind == "weights")
+        return held / trained if trained else None
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON's types."""

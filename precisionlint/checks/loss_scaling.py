@@ -542,12 +542,13 @@ def scaler_with_half_weights(ledger: Ledger, event: Grads | Step) -> Iterator[An
 @FAMILY.rule("scaler-with-bf16", LossScaled)
 def scaler_with_bf16(ledger: Ledger, event: LossScaled) -> Iterator[Any]:
     if event.region is not None and event.region.dtype == "bfloat16":
+        made = next((m.seen for m in ledger.made if m.scaler == event.scaler), None)
         yield Hit(
             "scaler-with-bf16",
-            event.at,
+            made.at if made is not None else event.at,
             f"'{event.scaler.name}' scales a loss computed under bf16 autocast: bf16 has fp32's range, so the scale protects nothing, while "
             "its inf checks synchronise each step and can skip steps in silence",
-            (Seen(event.region.at, "bf16 autocast"), seen(event, f"scaled by '{event.scaler.name}'")),
+            tuple(s for s in (made, Seen(event.region.at, "bf16 autocast"), seen(event, f"scaled by '{event.scaler.name}'")) if s),
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from precisionlint.kernels import quantize
+from precisionlint.kernels import gemm, quantize
 from precisionlint.kernels.reference import AMAX_FLOOR
 
 
@@ -28,6 +28,7 @@ class Subject:
 
 
 FP8 = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+OUT = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def subjects() -> tuple[Subject, ...]:
@@ -39,4 +40,9 @@ def subjects() -> tuple[Subject, ...]:
                 launch = partial(getattr(quantize, name), dtype=dtype, power_of_two=kind == "power-of-two")
                 options = {"format": target, "scale": kind, "quotient": "ieee", "floor": repr(AMAX_FLOOR)}
                 found.append(Subject(f"{name} {target} {kind}", launch, name, MappingProxyType(options)))
+    for name in ("gemm_blockscaled", "gemm_tensor"):
+        for target, out in (("e4m3fn", "bf16"), ("e4m3fn", "fp32"), ("e4m3fn", "fp16"), ("e5m2", "bf16")):
+            launch = partial(getattr(gemm, name), out_dtype=OUT[out])
+            options = {"format": target, "out": out}
+            found.append(Subject(f"{name} {target} to {out}", launch, name, MappingProxyType(options)))
     return tuple(found)

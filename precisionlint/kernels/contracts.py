@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from precisionlint.formats import FORMATS
-from precisionlint.kernels import inputs, judge
+from precisionlint.kernels import inputs, judge, reference
 from precisionlint.kernels.inputs import Case
 from precisionlint.kernels.outcome import Violation
 
@@ -73,6 +73,7 @@ FLOOR = Option("floor", ("undeclared",), "the least magnitude that a scale is ma
 NONFINITE = Option("nonfinite", ("propagate", "unspecified"), "what becomes of NaN and infinities")
 SHAPES = Option("shapes", ("any", "aligned"), "which sizes the launcher takes")
 STRIDES = Option("strides", ("any", "contiguous"), "which strides the launcher takes")
+OUT = Option("out", ("bf16", "fp16", "fp32"), "the dtype of the result")
 QUANTIZER = (FORMAT, SCALE, QUOTIENT, FLOOR, NONFINITE, SHAPES, STRIDES)
 
 WHOLE = None
@@ -104,6 +105,38 @@ def _quantizer(name: str, rows: int | None, columns: int | None, scales: str) ->
         example="def launch(x):\n    codes = torch.empty_like(x, dtype=torch.float8_e4m3fn)\n    scales = ...\n"
         "    kernel[grid](x, codes, scales, ...)\n    return codes, scales",
         options=QUANTIZER,
+        cases=cases,
+        judge=judged,
+    )
+
+
+def _product(name: str, per_block: bool, scales: str) -> Contract:
+    def cases(options: Options) -> Iterator[Case]:
+        return _supported(inputs.products(FORMATS[options["format"]], per_block), options)
+
+    def judged(given: Sequence[Tensor], outputs: Sequence[Tensor], options: Options) -> list[Violation]:
+        a, a_scales, b, b_scales = given
+        target = FORMATS[options["out"]]
+        shape = (a.shape[0], b.shape[0])
+        broken = judge.same_structure(outputs, [("c", shape, target.torch_dtype)])
+        if broken:
+            return broken
+        if per_block:
+            left = reference.dequantize(a, a_scales, (1, 128))
+            right = reference.dequantize(b, b_scales, (128, 128)).t()
+        else:
+            left, right = a.double() * a_scales.double(), (b.double() * b_scales.double()).t()
+        error = judge.matmul_error(torch.nan_to_num(left.abs()) @ torch.nan_to_num(right.abs()), a.shape[1])
+        return judge.rounded(left @ right, error, outputs[0].double(), target, "special", "product")
+
+    return Contract(
+        name=name,
+        form="launch(a, a_scales, b, b_scales) -> c: a (M, K) and b (N, K) in FP8; "
+        f"{scales} fp32 multipliers; c = a @ b.T, (M, N)",
+        example="def launch(a, a_scales, b, b_scales):\n"
+        "    c = torch.empty(a.shape[0], b.shape[0], dtype=torch.bfloat16, device=a.device)\n"
+        "    kernel[grid](a, a_scales, b, b_scales, c, ...)\n    return c",
+        options=(FORMAT, OUT, SHAPES, STRIDES),
         cases=cases,
         judge=judged,
     )
@@ -150,6 +183,10 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
             _quantizer("quantize_128x128", 128, 128, "(ceil(M / 128), ceil(N / 128))"),
             _quantizer("quantize_row", 1, WHOLE, "(M, 1) or (M,)"),
             _quantizer("quantize_tensor", WHOLE, WHOLE, "one element of any shape,"),
+            _product(
+                "gemm_blockscaled", True, "a_scales (M, ceil(K / 128)) and b_scales (ceil(N / 128), ceil(K / 128))"
+            ),
+            _product("gemm_tensor", False, "a_scales and b_scales of no dimension,"),
         )
     }
 )

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from precisionlint.formats import FP32, Format, decode, round_to
+from precisionlint.formats import FP32, Format, Overflow, decode, round_to, spacing
 from precisionlint.kernels.outcome import Violation
 from precisionlint.kernels.reference import Block, ScaleKind, block_amax, power_of_two_scale, spread
 
@@ -169,3 +169,46 @@ def quantized(x: Tensor, codes: Tensor, scales: Tensor, block: Block, scaling: S
         judged |= ~finite_block & finite & torch.isfinite(back) & usable
     plain = torch.where(finite, x, 0.0)
     return violations + codes_of_elements(plain, codes, torch.where(usable, each_scale, 1.0), scaling, judged)
+
+
+def rounded(
+    exact: Tensor, error: Tensor, got: Tensor, target: Format, overflow: Overflow, clause: str
+) -> list[Violation]:
+    """Whether each output is what a number within `error` (absolute) of `exact` may round to in `target`.
+
+    Rounding is monotonous, so that is the range from the rounded lower end to the rounded upper one. Where `exact` is
+    NaN or infinite the output must be what that rounds to. All float64. The sign of a zero is free.
+    """
+    special = ~torch.isfinite(exact)
+    plain = torch.where(special, 0.0, exact)
+    low = round_to(plain - error, target, overflow=overflow)
+    high = round_to(plain + error, target, overflow=overflow)
+    # Beyond the range of a format without infinities both ends are NaN, and so must the output be.
+    within = ((got >= low) | torch.isnan(low)) & ((got <= high) | torch.isnan(high)) & ~torch.isnan(got)
+    within |= torch.isnan(got) & (torch.isnan(low) | torch.isnan(high))
+    expected = round_to(exact, target, overflow=overflow)
+    same = (got == expected) | (torch.isnan(got) & torch.isnan(expected))
+    low, high = torch.where(special, expected, low), torch.where(special, expected, high)
+    excess = torch.maximum(got - high, low - got) / spacing_of(plain, target)
+    return first_of(torch.where(special, ~same, ~within), clause, got, (low, high), excess, " spacings")
+
+
+def spacing_of(numbers: Tensor, target: Format) -> Tensor:
+    """`spacing` with the maximum's beyond the maximum."""
+    return spacing(numbers.clamp(-target.maximum, target.maximum), target)
+
+
+def matmul_error(magnitude: Tensor, inner: int) -> Tensor:
+    """How far a product may lie from the float64 one before the output is rounded: gamma_n |A| |B|.
+
+    `magnitude` is |A| |B|, the product of the dequantised magnitudes; `inner` is K. Two FP8 numbers multiply exactly in
+    fp32. A sum of 128 products has 127 additions; a partial sum is multiplied by two scales, or by their product, which
+    is rounded too; ceil(K / 128) additions go into the accumulator; one more rounding is left for a scale that is
+    folded in elsewhere. So each product passes through at most n = 127 + 3 + ceil(K / 128) roundings, and the sum
+    differs by gamma_n |A| |B| with gamma_n = n u / (1 - n u) (Higham, Accuracy and Stability of Numerical Algorithms,
+    2nd ed., section 3.1), in whatever order it is added. The float64 reference's own error, gamma_K with 2^-53, is
+    added. Subnormal intermediate results round by up to half of 2^-149 each: n of these are added as well.
+    """
+    n = 127 + 3 + -(-inner // 128)
+    gamma = n * U / (1 - n * U) + inner * 2.0**-53 / (1 - inner * 2.0**-53)
+    return gamma * magnitude + n * FP32.smallest / 2

@@ -10,12 +10,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
-from precisionlint.audit_report import AuditReport, OpRecord, Station
+from precisionlint.audit_report import AuditReport, CastRecord, OpRecord, Station
 from precisionlint.findings import SEVERITIES
 from precisionlint.report.excerpt import lines, shown
 from precisionlint.report.text import counted, finding_lines, paint
 
 PHASES = ("forward", "recompute", "backward", "unscale", "clip", "optimizer", "update", "collective", "other")
+LIMIT = 8
+"""How many lines of a section are shown without ``all``."""
 SHORT = {
     "float64": "fp64",
     "float32": "fp32",
@@ -38,7 +40,11 @@ def render(report: AuditReport, *, color: bool = False, all: bool = False) -> It
         yield from finding_lines(finding, source(finding.place.path), color)
     yield from _section("order", _order(report.order), color)
     yield from _section("ops (input -> accumulation -> output)", _every(report) if all else _groups(report), color)
+    yield from _section("casts", _casts(report, all), color)
+    yield from _section("storage", _storage(report), color)
+    yield from _section("updates of half weights", _updates(report, all), color)
     yield from _section("settings", _settings(report), color)
+    yield from _section("notes", map(shown, report.notes), color)
 
 
 def _verdict(report: AuditReport, color: bool) -> str:
@@ -111,7 +117,8 @@ def _groups(report: AuditReport) -> Iterator[str]:
         verdict = next((op.verdict for op in members if op.verdict), "")
         modules = list(dict.fromkeys(starred(op.module) for op in members if op.module))
         where = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
-        rows.append((PHASES[phase], family, kinds, f"{sum(op.count for op in members)} x", share, verdict, where))
+        times = f"{sum(op.count for op in members)} x"
+        rows.append((PHASES[phase], family, kinds, times, share, verdict, where))
     yield from _table(rows)
     rest = sum(op.count for op in report.ops if not op.family)
     if rest:
@@ -119,19 +126,89 @@ def _groups(report: AuditReport) -> Iterator[str]:
 
 
 def _every(report: AuditReport) -> Iterator[str]:
-    rows = [
-        (
-            op.phase,
-            op.op,
-            dtypes(op),
-            f"{op.count} x",
-            op.verdict,
-            op.parameter or op.module,
-            f"{op.place.path}:{op.place.line}" if op.place else "",
-        )
-        for op in sorted(report.ops, key=lambda op: PHASES.index(op.phase))
-    ]
-    yield from _table(rows)
+    yield from _table(
+        [
+            (
+                op.phase,
+                op.op,
+                dtypes(op),
+                f"{op.count} x",
+                op.verdict,
+                op.parameter or op.module,
+                f"{op.place.path}:{op.place.line}" if op.place else "",
+            )
+            for op in sorted(report.ops, key=lambda op: PHASES.index(op.phase))
+        ]
+    )
+
+
+def _casts(report: AuditReport, all: bool) -> Iterator[str]:
+    """The total, then the lines that cast what had been cast, the most bytes first."""
+    casts = report.casts
+    if not casts:
+        return
+    count, written = sum(each.count for each in casts), sum(each.bytes for each in casts)
+    yield f"{counted(count, 'cast')} between floating dtypes wrote {_size(written)}"
+    groups: dict[tuple[str, str, str, str], list[CastRecord]] = {}
+    for each in casts:
+        if all or each.again or each.back:
+            where = f"{each.place.path}:{each.place.line}" if each.place else "(no line)"
+            kind = f"{SHORT.get(each.source, each.source)} -> {SHORT.get(each.target, each.target)}"
+            groups.setdefault((where, each.phase, kind, starred(each.module)), []).append(each)
+    rows = []
+    for (where, phase, kind, module), members in groups.items():
+        again, back = sum(each.again for each in members), sum(each.back for each in members)
+        said = [f"{again} of a tensor cast before"] if again else []
+        said += [f"{back} back to the dtype it came from"] if back else []
+        total, times = sum(each.bytes for each in members), f"{sum(each.count for each in members)} x"
+        rows.append((total, (where, phase, kind, times, _size(total), "; ".join(said), module)))
+    rows.sort(key=lambda row: (-row[0], row[1]))
+    limit = len(rows) if all else LIMIT
+    yield from _table([row for _, row in rows[:limit]])
+    if len(rows) > limit:
+        yield f"and {counted(len(rows) - limit, 'line')} more with such casts (--all lists them)"
+
+
+def _storage(report: AuditReport) -> Iterator[str]:
+    if not report.storage:
+        return
+    held = report.bytes_per_parameter
+    if held is not None:
+        yield f"{held:.1f} bytes of model state for each trained parameter (mixed precision with Adam: 16)"
+    yield from _table(
+        [
+            (each.kind, SHORT.get(each.dtype, each.dtype), counted(each.tensors, "tensor"), _size(each.bytes))
+            for each in report.storage
+        ]
+    )
+
+
+def _updates(report: AuditReport, all: bool) -> Iterator[str]:
+    if not report.updates:
+        return
+    meant, lost = sum(each.meant for each in report.updates), sum(each.lost for each in report.updates)
+    yield f"{_share(lost, meant)} of {counted(meant, 'update')} rounded away: the weight stands where it stood"
+    rows = sorted(report.updates, key=lambda each: (-each.lost / max(each.meant, 1), each.parameter))
+    limit = len(rows) if all else LIMIT
+    yield from _table(
+        [
+            (each.parameter, SHORT.get(each.dtype, each.dtype), f"{_share(each.lost, each.meant)} of {each.meant} lost")
+            for each in rows[:limit]
+        ]
+    )
+    if len(rows) > limit:
+        yield f"and {counted(len(rows) - limit, 'weight')} that lost less (--all lists them)"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "none"
+
+
+def _size(bytes_: int) -> str:
+    for unit, one in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if bytes_ >= one:
+            return f"{bytes_ / one:.1f} {unit}"
+    return f"{bytes_} bytes"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

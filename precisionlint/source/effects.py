@@ -39,6 +39,7 @@ from precisionlint.events import (
 from precisionlint.source import program as p
 from precisionlint.source.evaluate import (
     DTYPES,
+    as_cond,
     combine,
     dtype_of,
     elements,
@@ -868,6 +869,17 @@ def float_(it: Interpreter, state: State, instr: p.Call, callee: External, args:
     return one(state, it.derived(("pure", callee.name, value), text_of(value), (value,), flow_of(value)))
 
 
+def bool_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """``bool(x)`` asks of x what ``if x`` asks."""
+    value = argument(args, 0)
+    if value is None:
+        return one(state, FALSE)
+    known = truth(state, value)
+    if known is not None:
+        return one(state, const(known))
+    return one(state, as_cond(value) or value)
+
+
 def scale_loss(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
     """apex: ``with amp.scale_loss(loss, optimizer) as scaled_loss``: it unscales when the block is left."""
     obj = Obj((instr.at, state.frame), External("scale_loss"))
@@ -939,6 +951,7 @@ EXTERNAL: dict[str, Callable[..., Outcome]] = {
     "builtins.filter": filter_,
     "builtins.super": super_,
     "builtins.float": float_,
+    "builtins.bool": bool_,
     "builtins.dict": dict_,
     "dataclasses.field": field_,
     "apex.amp.scale_loss": scale_loss,

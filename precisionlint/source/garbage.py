@@ -45,12 +45,12 @@ class Collector:
         self._leaves[id(values)] = (values, found)
         return found
 
-    def collect(self, state: State, extra: tuple[Value, ...] = ()) -> None:
+    def collect(self, state: State) -> None:
         """Drops objects that nothing refers to, and facts about values that nothing can ask for again."""
         # From here on a dictionary that changes is another one: what is remembered of these stays true.
         state.owned = set()
         live: set[Any] = set()
-        todo: list[Any] = list(leaves_of(extra))
+        todo: list[Any] = list(leaves_of(state.pins))
         for scope in state.frames.values():
             todo.extend(self.leaves(scope))
         heap = state.heap

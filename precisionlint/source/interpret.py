@@ -642,13 +642,17 @@ class Interpreter:
         if items and len(items) <= UNROLLED:
             states: list[State] = [state]
             broken: list[State] = []
+            outer = state.pins
             self.loops.append(instr.at)
             for item in items:
                 for one in states:
+                    one.pins = (*outer, *items)
                     self.assign(one, instr.target, item, instr.at)
                 states, left = self.body(instr.body, states, exits)
                 broken.extend(left)
             self.loops.pop()
+            for one in (*states, *broken):
+                one.pins = outer
             self.leave_loop(instr.other, states, broken, after, exits)
             return
 
@@ -1185,7 +1189,12 @@ class Interpreter:
         init = class_attribute(self, state, cls, "__init__")
         if isinstance(init, Func):
             bound = Func(init.function, init.module, init.frame, obj, init.owner)
-            return [(one, obj) for one, _ in self.call_function(bound, args, instr, state)]
+            outer = state.pins
+            state.pins = (*outer, obj)
+            results = self.call_function(bound, args, instr, state)
+            for one, _ in results:
+                one.pins = outer
+            return [(one, obj) for one, _ in results]
         self.bind_fields(cls, obj, args, state)
         return [(state, obj)]
 

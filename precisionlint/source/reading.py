@@ -139,6 +139,8 @@ class Reader:
             return []
         obj = made[0][1]
         bases = [one for one, _ in made]
+        for one in bases:
+            one.pins = (obj,)
         training = []
         for method in self.class_methods(bases[0], cls):
             if method.function in done or self.is_inner(method):

@@ -73,9 +73,10 @@ def decide(fact: Fact, cond: Cond) -> bool | None:
 
 
 class State:
-    """The state of one path. ``frame`` is the scope in force, ``stack`` the calls that led here."""
+    """The state of one path. ``frame`` is the scope in force, ``stack`` the calls that led here, ``pins`` the objects in use that no
+    variable holds (one under construction)."""
 
-    __slots__ = ("checks", "control", "facts", "frame", "frames", "heap", "owned", "regions", "stack")
+    __slots__ = ("checks", "control", "facts", "frame", "frames", "heap", "owned", "pins", "regions", "stack")
 
     def __init__(self) -> None:
         self.frames: dict[int, dict[Slot, Value]] = {}
@@ -85,6 +86,7 @@ class State:
         self.control: tuple[str, ...] = ()
         self.stack: tuple[Any, ...] = ()
         self.checks: tuple[Any, ...] = ()
+        self.pins: tuple[Value, ...] = ()
         self.frame = 0
         self.owned: set[Any] = set()
 
@@ -92,7 +94,7 @@ class State:
         other = State.__new__(State)
         other.frames, other.heap, other.facts = self.frames.copy(), self.heap.copy(), self.facts.copy()
         other.regions, other.control, other.stack = self.regions, self.control, self.stack
-        other.checks, other.frame = self.checks, self.frame
+        other.checks, other.frame, other.pins = self.checks, self.frame, self.pins
         self.owned = set()
         other.owned = set()
         return other

@@ -79,7 +79,10 @@ class Order:
         self._clip: FrameType | None = None
         self._normed = False
         self._storages: dict[int, torch.Tensor] = {}
-        self.before_step: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
+        self.before_step: Callable[[torch.optim.Optimizer, bool], None] = lambda optimizer, takes_closure: None
+        """Called with each optimizer that is about to step, nested ones included, and whether its step was given a
+        closure.
+        """
         self.after_step: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
 
     @property
@@ -450,7 +453,8 @@ class Order:
                 self.timeline.emit(Step(here(), (), named, None))
                 self._stepped(optimizer)
         self._stepping.append(optimizer)
-        self.before_step(optimizer)
+        closures = [*args[1:], *kwargs.values()]
+        self.before_step(optimizer, any(callable(each) and not isinstance(each, type) for each in closures))
         self.position.section = "optimizer"
         outside = self._outside
         changed = tuple(outside(each) if callable(each) and not isinstance(each, type) else each for each in args[1:])

@@ -102,6 +102,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Asked for ops outside modules, backward and optimizer while gradients stand: the phase, where they touch
         those.
         """
+        self.paused = False
+        """While set, ops run unrecorded: those of the audit itself."""
         self._flops = flops
         self._flop_formulas: dict[int, Callable[..., int]] = {}
         self._origin_numbers: dict[tuple[int, int, int], int] = {}
@@ -119,6 +121,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         number = id(func)
+        if self.paused:
+            return func(*args, **(kwargs or {}))
         if number not in self.ops:
             if type(func) is not OpOverload:
                 return func(*args, **(kwargs or {}))

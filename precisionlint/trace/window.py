@@ -7,8 +7,8 @@ named in the report where they ran.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -21,14 +21,17 @@ from precisionlint.audit_report import AuditReport
 from precisionlint.events import Closed, Region
 from precisionlint.findings import Place
 from precisionlint.trace import flops, recorder, settings
+from precisionlint.trace.casts import Casts
 from precisionlint.trace.order import Order
 from precisionlint.trace.patches import Patches
 from precisionlint.trace.places import place, users_frame
 from precisionlint.trace.position import Position
-from precisionlint.trace.recorder import Recorder
+from precisionlint.trace.recorder import Recorder, Watcher
 from precisionlint.trace.registry import Registry
+from precisionlint.trace.storage import Storage
 from precisionlint.trace.summary import summarize
 from precisionlint.trace.timeline import Timeline
+from precisionlint.trace.updates import Updates
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
@@ -58,9 +61,32 @@ class Audit:
         self.order = Order(self._position, self.registry, self._timeline)
         self._recorder = Recorder(self._position, self.registry, flops.formula)
         self._recorder.on_gradients = self.order.touched
+        self._recorder.watch = self._watcher
+        self._casts, self._storage, self._updates = Casts(), Storage(self.registry), Updates()
+        self.order.before_step, self.order.after_step = self._before_step, self._after_step
         self._undo = ExitStack()
         self._place = Place("", 1, 1, 1, 1)
         self._report: AuditReport | None = None
+
+    def _watcher(self, func: Any) -> Watcher | None:
+        return self._casts.watch(func)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, takes_closure: bool) -> None:
+        with self._unrecorded():
+            self._storage.before_step(optimizer)
+            self._updates.before_step(optimizer, takes_closure)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        with self._unrecorded():
+            self._updates.after_step(optimizer)
+
+    @contextmanager
+    def _unrecorded(self) -> Iterator[None]:
+        self._recorder.paused = True
+        try:
+            yield
+        finally:
+            self._recorder.paused = False
 
     @property
     def report(self) -> AuditReport:
@@ -104,6 +130,9 @@ class Audit:
             self._recorder,
             self.registry,
             self._timeline,
+            self._casts,
+            self._storage,
+            self._updates,
             select=catalogue.select(),
             fallback=self._place,
             name=self.name,
