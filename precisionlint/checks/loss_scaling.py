@@ -110,7 +110,7 @@ class Ledger:
     unknown: bool = False
     progress: frozenset[Progress] = frozenset()
     clean: frozenset[Clean] = frozenset()
-    partial: frozenset[Named] = frozenset()
+    partial: frozenset[tuple[Named, Seen]] = frozenset()
     waiting: frozenset[Waiting] = frozenset()
     made: frozenset[Made] = frozenset()
     owns: frozenset[Own] = frozenset()
@@ -166,8 +166,9 @@ def after_grads(ledger: Ledger, event: Grads) -> Ledger:
         )
     if event.how == "mul" and event.factor == "1/scale":
         if event.part and event.scaler is not None:
-            return replace(ledger, partial=ledger.partial | {event.scaler})
+            return replace(ledger, partial=ledger.partial | {(event.scaler, seen(event, "part of the gradients are divided by it"))})
         here = seen(event, "gradients are divided by the scale")
+        ledger = replace(ledger, partial=frozenset())
         if event.weights is None:
             pending = frozenset(p for p in ledger.pending if event.scaler is not None and p.scaler != event.scaler)
             return replace(ledger, pending=pending)
@@ -185,7 +186,7 @@ def after_step(ledger: Ledger, event: Step) -> Ledger:
     clean |= {Clean(event.optimizer, owned(ledger, event.optimizer), True, False, here)}
     ledger = replace(ledger, clean=clean)
     if event.via is None:
-        return replace(ledger, plain=None, is_plain=False)
+        return replace(ledger, plain=None, is_plain=False, partial=frozenset())
     here = seen(event, f"'{event.via.name}' steps '{event.optimizer.name}'")
     others = frozenset(p for p in ledger.progress if (p.scaler, p.optimizer) != (event.via, event.optimizer))
     made = frozenset(replace(m, used=True) if m.scaler == event.via else m for m in ledger.made)
@@ -390,6 +391,14 @@ def step_bypasses_scaler(ledger: Ledger, event: Step) -> Iterator[Any]:
     if event.via is not None or ledger.unknown or ledger.is_plain:
         return
     name = event.optimizer.name
+    for scaler, here in ledger.partial:
+        yield Hit(
+            "step-bypasses-scaler",
+            event.at,
+            f"'{name}' steps although only part of its gradients were divided by '{scaler.name}': the others still carry the whole scale",
+            (here, seen(event, f"'{name}' steps on all of them")),
+        )
+        return
     for p in ledger.progress:
         if p.optimizer == event.optimizer and p.phase == "unscaled" and not p.dropped and not event.guarded:
             yield Hit(
@@ -406,8 +415,8 @@ def step_bypasses_scaler(ledger: Ledger, event: Step) -> Iterator[Any]:
     pending = min(ledger.pending, key=lambda p: p.scaler.name, default=None)
     if pending is None:
         return
-    if by_hand(pending.scaler) and pending.scaler not in ledger.partial:
-        return
+    if by_hand(pending.scaler):
+        return  # a weight of the loss may be called its scale: only a division by part of it tells
     own = next((o for o in ledger.owns if o.optimizer == event.optimizer), None)
     consequence = {
         True: "Adam divides the constant out, but its eps no longer counts and no step with inf or NaN is skipped",
@@ -415,11 +424,10 @@ def step_bypasses_scaler(ledger: Ledger, event: Step) -> Iterator[Any]:
         None: "SGD's update is 65536 times too large (the initial scale); Adam's is not, but its eps no longer counts and no step with inf "
         "or NaN is skipped",
     }[adaptive(own)]
-    part = " (only part of them were divided by it)" if pending.scaler in ledger.partial else ""
     yield Hit(
         "step-bypasses-scaler",
         event.at,
-        f"'{name}' steps on gradients still scaled by '{pending.scaler.name}'{part}: {consequence}",
+        f"'{name}' steps on gradients still scaled by '{pending.scaler.name}': {consequence}",
         trace(pending, seen(event, f"'{name}'.step() is called directly")),
     )
 

@@ -87,7 +87,7 @@ def bf16_only_weights(storage: Storage, event: Step | WeightsTake) -> Iterator[A
             rate = f" at lr {own.lr:g}" if own.lr is not None else ""
             yield Hit(
                 "bf16-only-weights",
-                own.seen.at,
+                took.seen.at,
                 f"{optimizer} steps {name} weights with no fp32 copy{rate}: an update smaller than half a {name} step rounds to nothing, "
                 "and most do at fine-tuning rates; keep the weights in fp32 and use autocast",
                 (took.seen, own.seen, Seen(event.at, "stepped here", event.when)),

@@ -54,6 +54,8 @@ class Apis:
             return "owner"
         if name.startswith(("torch.nn.", "torchvision.models.", "timm.create_model")):
             last = name.rpartition(".")[2]
+            if last in ("Parameter", "Buffer", "ParameterList"):
+                return ""
             if last[:1].isupper() or name.startswith(("torchvision.models.", "timm.")):
                 return "module"
         return ""

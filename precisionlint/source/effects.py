@@ -1034,18 +1034,23 @@ def scaler_method(it: Interpreter, state: State, instr: p.Call, scaler: Value, n
         return one(state, NONE)
     me = named(scaler, receiver_text(instr))
     outcome: Outcome = []
+    condition = as_cond(enabled)
     for on, branch in it.fork(state, enabled):
+        if on and name == "scale" and condition is not None:
+            outcome.extend(scaler_scale(it, branch, instr, me, args, condition.text))
+            continue
         act = SCALER_ON[name] if on else SCALER_OFF[name]
         outcome.extend(act(it, branch, instr, me, args))
     return outcome
 
 
-def scaler_scale(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
+def scaler_scale(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args, condition: str = "") -> Outcome:
     loss = argument(args, 0, "outputs") or NONE
     flow = flow_of(loss)
     where = it.where(state, instr.at)
-    it.emit(state, LossScaled(where, when(state), me, known_region(flow.region)))
-    value = it.derived(("scaled", loss, me), text_of(loss), (loss,), Flow(me, flow.region, "", (where, when(state))))
+    labels = (*when(state), condition) if condition else when(state)
+    it.emit(state, LossScaled(where, labels, me, known_region(flow.region)))
+    value = it.derived(("scaled", loss, me), text_of(loss), (loss,), Flow(me, flow.region, "", (where, labels)))
     return one(state, value)
 
 
@@ -1172,10 +1177,19 @@ def optimizer_method(it: Interpreter, state: State, instr: p.Call, optimizer: Va
     return [(one_state, NONE) for one_state in states]
 
 
+def one_of_many(expr: p.Expr) -> bool:
+    """Whether an expression picks one parameter out of a list: ``params[0].grad.data.mul_``."""
+    while isinstance(expr, p.Attr):
+        expr = expr.obj
+    return isinstance(expr, p.Index) and isinstance(expr.key, p.Const) and isinstance(expr.key.value, int)
+
+
 def tensors_method(it: Interpreter, state: State, instr: p.Call, tensors: Tensors, name: str, args: Args) -> Outcome:
     """Methods of parameters and gradients."""
     factor = argument(args, 0)
     flow = flow_of(factor) if factor is not None else PLAIN
+    if one_of_many(instr.func):
+        tensors = replace(tensors, part=True)
     if tensors.kind == "grad":
         if name in ("mul_", "div_", "mul", "div"):
             inverse = {"scale": "1/scale", "1/scale": "scale"}
@@ -1448,8 +1462,7 @@ def function_apply(it: Interpreter, state: State, instr: p.Call, cls: Class, arg
     forward = state.heap.get(cls, {}).get("forward")
     if External("torch.autograd.Function") in it.mro(state, cls) and isinstance(forward, Func):
         source = forward.module.source_of(forward.function)
-        decorators = " ".join(forward.module.decorator_lines(forward.function))
-        sound = "custom_fwd" in decorators or bool(INSIDE_CASTS.search(source)) or not SENSITIVE.search(source)
+        sound = "custom_fwd" in source.partition("def ")[0] or bool(INSIDE_CASTS.search(source)) or not SENSITIVE.search(source)
         region = known_region(region_of(state))
         if region is not None and region.device == "cpu":
             region = None

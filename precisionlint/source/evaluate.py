@@ -178,7 +178,9 @@ def attribute(it: Interpreter, state: State, obj: Value, name: str) -> Value:
             if name == "param_groups":
                 return Tensors("groups", None)
             if name in ("grad", "main_grad"):
-                return Tensors("grad", model_weights(it, obj), True)
+                if obj.key[0] == "site":  # a loop's variable: one after the other, all of what it runs over
+                    return Tensors("grad", None)
+                return Tensors("grad", model_weights(it, obj), obj.key[0] == "index")
             return it.derived(("attr", obj, name), f"{obj.text}.{name}", (obj,))
         case Const():
             if obj == NONE:  # this path raises; what would be read from the object that is not there is unknown

@@ -36,7 +36,7 @@ FILE_WORDS = (
     b"optim.", b"Adam", b"SGD(", b"custom_op", b"Function)", b".grad", b"loss_scale", b"FullyShardedDataParallel", b"triton",
 )  # fmt: skip
 EVALUATION = re.compile(r"(?:^|_)(?:eval|evaluate|evaluation|validate|validation|valid|test|infer|inference|predict|generate|sample)(?:_|$)")
-NO_GRAD = re.compile(r"@(?:torch\.)?(?:no_grad|inference_mode)")
+NO_GRAD = re.compile(r"\s*@(?:torch\.)?(?:no_grad|inference_mode)")
 GUARDED_STRICT = re.compile(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_grad|optim", re.I)
 SMALL = 5
 """Functions of up to so many lines are always entered: getters and switches are what conditions are made of."""
@@ -102,7 +102,7 @@ def definitions(body: Iterable[Any]) -> Iterator[tuple[int, int]]:
     """(first line, last line) of every def and class of an ast, in source order."""
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield node.lineno, node.end_lineno or node.lineno
+            yield min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.end_lineno or node.lineno
             yield from definitions(node.body)
             continue
         for name in ("body", "handlers", "orelse", "finalbody", "cases"):
@@ -175,21 +175,6 @@ class ProjectModule:
         first, last = self.spans.get(definition.node, (1, 0))
         return "\n".join(self.lines[first - 1 : last])
 
-    def decorator_lines(self, function: p.Function) -> list[str]:
-        """The lines of a function's decorators, as far as each stands on lines of its own."""
-        found: list[str] = []
-        number = function.first_line - 2
-        while number >= 0 and self.lines[number].strip() and not self.lines[number].strip().startswith(("def ", "class ")):
-            found.append(self.lines[number].strip())
-            if self.lines[number].strip().startswith("@") and not self.lines[number - 1].strip().startswith("@"):
-                break
-            number -= 1
-        return found
-
-    def above(self, function: p.Function) -> str:
-        """The line of a function's decorator."""
-        return self.lines[function.first_line - 2].strip() if function.first_line > 1 else ""
-
     def source_of(self, function: p.Function) -> str:
         if function.first_line:
             return "\n".join(self.lines[function.first_line - 1 : function.last_line])
@@ -252,7 +237,7 @@ class ProjectModule:
         if function not in self._triggered:
             source = self.source_of(function)
             self._triggered[function] = bool(TRIGGER.search(source))
-            if EVALUATION.search(function.name) or NO_GRAD.match(self.above(function)):
+            if EVALUATION.search(function.name) or NO_GRAD.match(source):
                 # What only evaluates trains nothing, whatever it casts.
                 self._triggered[function] = bool(GUARDED_STRICT.search(source))
                 if not self._triggered[function]:
@@ -395,11 +380,26 @@ class Project:
         if len(self.modules) > KEPT:
             self.modules.clear()
 
+    def sets_matmul_precision(self, path: Path) -> bool:
+        """Whether a file that this one imports, or that imports it, says how fp32 products are to run."""
+        seen: set[Path] = set()
+        todo = [path]
+        while todo and len(seen) < 200:
+            current = todo.pop()
+            data = None if current in seen else self.read(current)
+            seen.add(current)
+            if data is not None:
+                if PRECISION.search(data):
+                    return True
+                todo.extend(target for target in self.imports_of(current, data) if target is not None)
+        return any(path in self.imports_of(setter, data) for setter, data in self.precision_setters)
+
     @cached_property
-    def sets_matmul_precision(self) -> bool:
-        """Whether any file under the root says how fp32 products are to run: one program's setting may stand in another's file."""
+    def precision_setters(self) -> list[tuple[Path, bytes]]:
+        """The files under the root that set the matmul precision."""
         paths = sorted(self.root.rglob("*.py"))[:PRECISION_FILES]
-        return any((data := self.read(path)) is not None and PRECISION.search(data) for path in paths)
+        found = ((path, self.read(path)) for path in paths)
+        return [(path, data) for path, data in found if data is not None and PRECISION.search(data)]
 
     def name_of(self, path: Path) -> str:
         try:

@@ -217,6 +217,6 @@ def read(project: Project, module: ProjectModule, judge: Judge, assume: dict[str
         and not any(fact in evidence for fact in hit.unless)
         and all(fact in evidence for fact in hit.needs)
     ]
-    if any(hit.rule == "tf32-off" for hit in hits) and project.sets_matmul_precision:
+    if any(hit.rule == "tf32-off" for hit in hits) and project.sets_matmul_precision(module.path):
         hits = [hit for hit in hits if hit.rule != "tf32-off"]
     return Reading(tuple(hits), it.coverage)

@@ -101,7 +101,7 @@ class State:
 
     def scope(self, frame: int) -> dict[Slot, Value]:
         """The variables of a frame, for writing."""
-        if frame not in self.owned:
+        if frame not in self.owned or frame not in self.frames:
             self.frames[frame] = dict(self.frames.get(frame, ()))
             self.owned.add(frame)
         return self.frames[frame]
@@ -109,7 +109,7 @@ class State:
     def attributes(self, obj: Value) -> dict[Any, Value]:
         """The attributes of an object, for writing."""
         key = ("heap", obj)
-        if key not in self.owned:
+        if key not in self.owned or obj not in self.heap:
             self.heap[obj] = dict(self.heap.get(obj, ()))
             self.owned.add(key)
         return self.heap[obj]

@@ -83,6 +83,8 @@ class Order:
         """Called with each optimizer that is about to step, nested ones included, and whether its step was given a
         closure.
         """
+        self.outside_regions: Callable[[], None] = lambda: None
+        """Called when the outermost autocast context is left, where autocast drops its cache."""
         self.after_step: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
 
     @property
@@ -191,6 +193,8 @@ class Order:
             self.position.last_region = region
         self.timeline.emit(Autocast(here(), (), region, region is not None, False))
         self._standing = min(self._standing, len(regions))
+        if not regions:
+            self.outside_regions()
 
     def _leave_standing(self) -> None:
         """Leaves the regions from before the window that torch says are over (of one that is disabled, nobody can

@@ -1,7 +1,7 @@
 """Where the program stands: the user's line in a stack of frames, and the names that it gives its objects.
 
-The user's line is the innermost one outside torch, the standard library's helpers and this package; code of other
-packages (a model of transformers) counts as the user's, since that is where the op stands.
+The user's line is the innermost one outside torch, triton, the standard library's helpers and this package; code of
+other packages (a model of transformers) counts as the user's, since that is where the op stands.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import functools
 import linecache
 import os
+import re
 import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType
@@ -20,7 +21,9 @@ import torch
 from precisionlint.findings import Place
 
 OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-FOREIGN = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, OWN, "<frozen ", "<eval_with_key>")
+TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+TRITON = os.path.join(os.path.dirname(TORCH), "triton")
+FOREIGN = (TORCH + os.sep, TRITON + os.sep, OWN, "<frozen ", "<eval_with_key>")
 HELPERS = frozenset({contextlib.__file__, functools.__file__, "<string>"})
 
 
@@ -67,8 +70,15 @@ def place(code: CodeType, offset: int) -> Place:
 
 
 def definition(code: CodeType) -> Place:
-    """Where a function is defined."""
-    return Place(shown_path(code.co_filename), code.co_firstlineno, 1, code.co_firstlineno, 1)
+    """Where a function's ``def`` stands, below its decorators."""
+    line = code.co_firstlineno
+    for number in range(line, line + 50):
+        text = linecache.getline(code.co_filename, number)
+        found = re.match(rf"\s*(?:async )?def {re.escape(code.co_name)}\b", text)
+        if found:
+            end = found.end() + 1
+            return Place(shown_path(code.co_filename), number, end - len(code.co_name), number, end)
+    return Place(shown_path(code.co_filename), line, 1, line, 1)
 
 
 def shown_path(path: str) -> str:

@@ -10,9 +10,11 @@ import torch
 from precisionlint import policy
 from precisionlint.audit_report import AuditReport, CastRecord, OpRecord, Station, UpdateRecord
 from precisionlint.events import Autocast, Backward, Event, Grads, LossScaled, Step, Update, ZeroGrad
-from precisionlint.findings import Finding, Place
+from precisionlint.findings import Place
 from precisionlint.policy import Policy
+from precisionlint.trace import verdicts
 from precisionlint.trace.casts import Casts
+from precisionlint.trace.dataflow import Dataflow
 from precisionlint.trace.places import place
 from precisionlint.trace.recorder import Recorder
 from precisionlint.trace.registry import Registry
@@ -34,6 +36,7 @@ def summarize(
     casts: Casts,
     storage: Storage,
     updates: Updates,
+    flow: Dataflow,
     *,
     select: frozenset[str],
     fallback: Place,
@@ -45,15 +48,23 @@ def summarize(
     error: str,
 ) -> AuditReport:
     """The report of a closed window."""
-    findings: dict[tuple[Place, str], Finding] = {}
-    for hit in timeline.hits(select):
-        finding = as_finding(hit, fallback)
-        findings.setdefault((finding.place, finding.rule), finding)
+    ops = tuple(_ops(recorder, registry, table, settings))
+    trained = any(isinstance(event, Backward) for event in timeline.events)
+    findings = verdicts.merged(
+        [
+            *(as_finding(hit, fallback) for hit in timeline.hits(select)),
+            *verdicts.of_dataflow(flow, recorder, trained),
+            *verdicts.of_products(ops),
+            *verdicts.of_gradients(ops, timeline.events),
+            *verdicts.of_state(registry, timeline.events),
+            *verdicts.of_updates(updates.lost, registry, timeline.events),
+        ]
+    )
     devices = {parameter.device.type for parameter in registry.parameters} or {"cpu"}
     return AuditReport(
         name=name,
-        findings=tuple(sorted(findings.values(), key=lambda each: (each.place, each.rule))),
-        ops=tuple(_ops(recorder, registry, table, settings)),
+        findings=tuple(findings),
+        ops=ops,
         order=tuple(_stations(timeline.events)),
         casts=tuple(_casts(casts, recorder, registry)),
         storage=tuple(storage.records()),

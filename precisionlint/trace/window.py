@@ -22,11 +22,13 @@ from precisionlint.events import Closed, Region
 from precisionlint.findings import Place
 from precisionlint.trace import flops, recorder, settings
 from precisionlint.trace.casts import Casts
+from precisionlint.trace.custom import Custom
+from precisionlint.trace.dataflow import Dataflow
 from precisionlint.trace.order import Order
 from precisionlint.trace.patches import Patches
 from precisionlint.trace.places import place, users_frame
 from precisionlint.trace.position import Position
-from precisionlint.trace.recorder import Recorder, Watcher
+from precisionlint.trace.recorder import Call, Recorder, Watcher
 from precisionlint.trace.registry import Registry
 from precisionlint.trace.storage import Storage
 from precisionlint.trace.summary import summarize
@@ -63,13 +65,25 @@ class Audit:
         self._recorder.on_gradients = self.order.touched
         self._recorder.watch = self._watcher
         self._casts, self._storage, self._updates = Casts(), Storage(self.registry), Updates()
+        self._flow, self._custom = Dataflow(self._position), Custom(self._position, self._timeline.emit)
+        self.order.outside_regions = self._flow.forget_copies
         self.order.before_step, self.order.after_step = self._before_step, self._after_step
         self._undo = ExitStack()
         self._place = Place("", 1, 1, 1, 1)
         self._report: AuditReport | None = None
 
     def _watcher(self, func: Any) -> Watcher | None:
-        return self._casts.watch(func)
+        """Who is told of an op's calls: one watcher, or several in turn."""
+        found = [each.watch(func) for each in (self._casts, self._flow, self._custom)]
+        watchers = [each for each in found if each is not None]
+        if len(watchers) < 2:
+            return watchers[0] if watchers else None
+
+        def all_of_them(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
+            for each in watchers:
+                each(func, args, kwargs, out, call)
+
+        return all_of_them
 
     def _before_step(self, optimizer: torch.optim.Optimizer, takes_closure: bool) -> None:
         with self._unrecorded():
@@ -113,6 +127,7 @@ class Audit:
         patches = Patches()
         self._undo.callback(patches.undo)
         try:
+            self._custom.install(patches)
             for handle in self.order.install(patches):
                 self._undo.callback(handle.remove)
             self._undo.enter_context(self._recorder)
@@ -133,6 +148,7 @@ class Audit:
             self._casts,
             self._storage,
             self._updates,
+            self._flow,
             select=catalogue.select(),
             fallback=self._place,
             name=self.name,

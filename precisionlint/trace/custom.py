@@ -1,0 +1,131 @@
+"""Work that autocast does not know: ops of torch.library without an autocast rule, and Triton launches, which no
+dispatcher sees.
+
+Both are told only inside a region, and only when floating inputs of different dtypes, or half ones, met them.
+Extension calls through pybind are not seen.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precisionlint.events import CustomOp, Event
+from precisionlint.trace.patches import Patches
+from precisionlint.trace.places import definition, here
+from precisionlint.trace.position import Position
+from precisionlint.trace.recorder import Call, Watcher
+
+BUILTIN = frozenset(
+    {
+        "aten",
+        "prim",
+        "prims",
+        "rngprims",
+        "profiler",
+        "c10d",
+        "_c10d_functional",
+        "_c10d_functional_autograd",
+        "inductor",
+    }
+    | {
+        "higher_order",
+        "quantized",
+        "quantized_decomposed",
+        "mkldnn",
+        "mkl",
+        "onednn",
+        "fsdp",
+        "_dtensor",
+        "debug_mode_ops",
+    }
+)
+"""Namespaces of torch itself."""
+CASTS = (".float(", "float32", ".to(", ".type(")
+"""Words by which an op's Python source casts for itself."""
+
+
+class Custom:
+    """The custom work of one window; each op or kernel is told once for each place."""
+
+    def __init__(self, position: Position, emit: Callable[[Event], None]) -> None:
+        self.position = position
+        self.emit = emit
+        self._told: set[tuple[str, Any]] = set()
+
+    def watch(self, func: Any) -> Watcher | None:
+        """The watcher for an op that torch does not bring."""
+        if func.namespace in BUILTIN:
+            return None
+        return self._op
+
+    def install(self, patches: Patches) -> None:
+        """Watches Triton's launches, compiled or interpreted, where triton was imported."""
+        for module, cls in (
+            ("triton.runtime.jit", "JITFunction"),
+            ("triton.runtime.interpreter", "InterpretedFunction"),
+        ):
+            owner = getattr(sys.modules.get(module), cls, None)
+            if owner is not None:
+                patches.replace(owner, "run", self._launch)
+
+    def _op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
+        region = self.position.region
+        if region is None or call.phase not in ("forward", "recompute") or not mixed([*args, *kwargs.values()]):
+            return
+        name = func.name().partition(".")[0]
+        device = next((each.device.type for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), "")
+        if device != region.device or (name, call.origin) in self._told:
+            return
+        self._told.add((name, call.origin))
+        code = implementation(name)
+        known = has_autocast(name, device) or (code is not None and casts_itself(code))
+        place = here()
+        self.emit(CustomOp(place, (), name, "op", known, region, place if code is None else definition(code)))
+
+    def _launch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+            region = self.position.region
+            if region is not None and not kwargs.get("warmup") and mixed([*args, *kwargs.values()]):
+                place = here()
+                name = getattr(kernel, "__name__", "kernel")
+                if (name, place) not in self._told:
+                    self._told.add((name, place))
+                    self.emit(CustomOp(place, (), name, "launch", False, region, place))
+            return original(kernel, *args, **kwargs)
+
+        return run
+
+
+def mixed(values: list[Any]) -> bool:
+    """Whether half tensors are among the floating ones."""
+    dtypes = {each.dtype for each in values if isinstance(each, Tensor) and each.dtype.is_floating_point}
+    return bool(dtypes & {torch.float16, torch.bfloat16})
+
+
+def has_autocast(name: str, device: str) -> bool:
+    """Whether an op has an autocast rule for a device."""
+    key = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}.get(device, "AutocastPrivateUse1")
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def implementation(name: str) -> CodeType | None:
+    """The Python function behind a torch.library.custom_op; None for one that is written otherwise."""
+    from torch._library.custom_ops import OPDEFS
+
+    made = OPDEFS.get(name)
+    return getattr(getattr(made, "_init_fn", None), "__code__", None)
+
+
+def casts_itself(code: CodeType) -> bool:
+    """Whether the source of an op mentions a cast."""
+    try:
+        return any(word in inspect.getsource(code) for word in CASTS)
+    except (OSError, TypeError):
+        return False

@@ -1,0 +1,484 @@
+"""Faults planted one at a time in a sound trainer are measured at their line, and the sound trainer gives nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from audit_cases import batch, faults, marked, net
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
+
+import precisionlint
+from precisionlint.audit_report import AuditReport
+
+BF16 = torch.bfloat16
+
+
+class Trainer:
+    """A sound trainer: bf16 autocast or fp16 with a scaler, fp32 weights, a clip; each part may be replaced by a
+    faulty one.
+    """
+
+    def __init__(self, model: nn.Module | None = None, dtype: torch.dtype = BF16, **options: Any) -> None:
+        self.model = model or net()
+        self.dtype = dtype
+        self.scaler = torch.amp.GradScaler("cpu", enabled=dtype is torch.float16)
+        made = options.pop("optimizer", torch.optim.AdamW)
+        self.optimizer = made(self.model.parameters(), lr=1e-3, **options)
+        self.loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda logits, y: functional.cross_entropy(
+            logits.float(), y
+        )
+
+    def forward(self) -> torch.Tensor:
+        x, y = batch()
+        enabled = self.dtype is not torch.float32
+        with torch.autocast("cpu", dtype=self.dtype if enabled else BF16, enabled=enabled):
+            return self.loss(self.model(x), y)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.scaler.scale(self.forward()).backward()
+        self.scaler.unscale_(self.optimizer)
+        clip_grad_norm_(self.model.parameters(), 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+def audited(trainer: Trainer, step: Callable[[], None] | None = None) -> AuditReport:
+    with precisionlint.audit(trainer.model, trainer.optimizer, trainer.scaler) as audit:
+        (step or trainer.step)()
+    return audit.report
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
+def test_the_sound_trainer_gives_nothing(dtype: torch.dtype):
+    report = audited(Trainer(dtype=dtype))
+    assert faults(report) == []
+
+
+# -- the order of loss scaling
+
+
+def test_a_scaled_backward_after_unscale():
+    trainer = Trainer(dtype=torch.float16)
+
+    def step() -> None:
+        trainer.optimizer.zero_grad()
+        trainer.scaler.scale(trainer.forward()).backward()
+        trainer.scaler.unscale_(trainer.optimizer)
+        trainer.scaler.scale(trainer.forward()).backward()  # <-
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+
+    assert faults(audited(trainer, step)) == [("backward-after-unscale", marked(step))]
+
+
+def test_a_step_past_the_scaler():
+    trainer = Trainer(dtype=torch.float16)
+
+    def step() -> None:
+        trainer.optimizer.zero_grad()
+        trainer.scaler.scale(trainer.forward()).backward()
+        trainer.optimizer.step()  # <-
+        trainer.scaler.update()
+
+    with precisionlint.audit(trainer.model, trainer.optimizer, trainer.scaler) as audit, pytest.raises(AssertionError):
+        step()
+    assert faults(audit.report) == [("step-bypasses-scaler", marked(step))]
+
+
+def test_a_clip_by_hand_before_unscale_is_known_by_the_storages_that_it_reads_and_writes():
+    trainer = Trainer(dtype=torch.float16)
+
+    def clip(parameters: Iterable[torch.Tensor], limit: float) -> None:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        total = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        for gradient in gradients:
+            gradient.mul_((limit / total).clamp(max=1.0))  # <-
+
+    def step() -> None:
+        trainer.optimizer.zero_grad()
+        trainer.scaler.scale(trainer.forward()).backward()
+        clip(trainer.model.parameters(), 1.0)
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+
+    assert ("clip-before-unscale", marked(clip)) in faults(audited(trainer, step))
+
+
+@pytest.mark.parametrize("threshold", [float("inf"), 65536.0])
+def test_a_clip_that_only_measures_or_carries_the_scale_is_no_clip_of_scaled_gradients(threshold: float):
+    trainer = Trainer(dtype=torch.float16)
+
+    def step() -> None:
+        trainer.optimizer.zero_grad()
+        trainer.scaler.scale(trainer.forward()).backward()
+        clip_grad_norm_(trainer.model.parameters(), threshold)
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+
+    assert "clip-before-unscale" not in dict(faults(audited(trainer, step)))
+
+
+def test_unscaling_by_hand_is_seen_and_makes_the_clip_sound():
+    trainer = Trainer(dtype=torch.float16)
+
+    def step() -> None:
+        trainer.optimizer.zero_grad()
+        trainer.scaler.scale(trainer.forward()).backward()
+        inverse = 1.0 / trainer.scaler.get_scale()
+        for parameter in trainer.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(inverse)
+        clip_grad_norm_(trainer.model.parameters(), 1.0)
+        trainer.optimizer.step()
+
+    assert faults(audited(trainer, step)) == []
+
+
+def test_a_loss_derived_from_the_scaled_one_still_carries_the_scale():
+    trainer = Trainer(dtype=torch.float16)
+
+    def step() -> None:
+        trainer.optimizer.zero_grad()
+        for _ in range(2):
+            (trainer.scaler.scale(trainer.forward()) / 2).backward()
+        clip_grad_norm_(trainer.model.parameters(), 1.0)  # <-
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+
+    assert faults(audited(trainer, step)) == [("clip-before-unscale", marked(step))]
+
+
+def test_unscaling_each_micro_batch_raises_and_is_told_before_it_does():
+    trainer = Trainer(dtype=torch.float16)
+
+    def step() -> None:
+        for _ in range(2):
+            trainer.scaler.scale(trainer.forward()).backward()
+            trainer.scaler.unscale_(trainer.optimizer)  # <-
+
+    with precisionlint.audit(trainer.model, trainer.optimizer, trainer.scaler) as audit, pytest.raises(RuntimeError):
+        step()
+    assert faults(audit.report) == [("double-unscale", marked(step))]
+
+
+# -- regions
+
+
+def test_one_region_around_two_steps_uses_weights_that_have_changed():
+    trainer = Trainer()
+
+    def two_steps() -> None:
+        x, y = batch()
+        with torch.autocast("cpu", dtype=BF16):
+            for _ in range(2):
+                trainer.optimizer.zero_grad()
+                loss = functional.cross_entropy(trainer.model(x).float(), y)
+                with torch.autocast("cpu", enabled=False):
+                    loss.backward()
+                trainer.optimizer.step()
+
+    report = audited(trainer, two_steps)
+    found = [finding for finding in report.findings if finding.rule == "autocast-around-training-loop"]
+    assert found and {finding.severity for finding in found} == {"error"}
+    assert "half copy of a weight that an optimizer has changed since" in found[0].message
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_region_for_each_step_or_one_without_a_cache_is_sound(cache: bool):
+    trainer = Trainer()
+
+    def two_steps() -> None:
+        x, y = batch()
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=BF16, cache_enabled=cache):
+                loss = functional.cross_entropy(trainer.model(x).float(), y)
+            trainer.optimizer.zero_grad()
+            loss.backward()
+            trainer.optimizer.step()
+
+    assert faults(audited(trainer, two_steps)) == []
+
+
+# -- arithmetic in half
+
+
+def in_half(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> AuditReport:
+    """A step whose loss gets bf16 logits, outside the region that made them."""
+    trainer = Trainer()
+
+    def step() -> None:
+        x, y = batch()
+        trainer.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=BF16):
+            logits = trainer.model(x)
+        loss(logits, y).backward()
+        trainer.optimizer.step()
+
+    return audited(trainer, step)
+
+
+def test_log_softmax_kept_in_bf16():
+    def loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        log_probabilities = torch.log_softmax(logits, -1)  # <-
+        return functional.nll_loss(log_probabilities.float(), y)
+
+    assert faults(in_half(loss)) == [("softmax-in-half", marked(loss))]
+
+
+def test_a_loss_on_half_logits_has_one_name():
+    def loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(logits, y)  # <-
+
+    assert faults(in_half(loss)) == [("loss-on-half-logits", marked(loss))]
+
+
+def test_softmax_by_hand_without_upcast():
+    def loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        exps = torch.exp(logits - logits.max(-1, keepdim=True).values)
+        probabilities = exps / exps.sum(-1, keepdim=True)  # <-
+        return -probabilities.float()[torch.arange(len(y)), y].log().mean()
+
+    assert faults(in_half(loss)) == [("softmax-in-half", marked(loss))]
+
+
+def test_softmax_by_hand_with_upcast_and_the_fused_one_are_sound():
+    def loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        exps = torch.exp(logits.float() - logits.max(-1, keepdim=True).values)
+        probabilities = exps / exps.sum(-1, keepdim=True)
+        fused = torch.softmax(logits, -1)
+        return -(probabilities + fused.float())[torch.arange(len(y)), y].log().mean()
+
+    assert faults(in_half(loss)) == []
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, upcast: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.upcast = upcast
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float() if self.upcast else x
+        mean = wide.pow(2).mean(-1, keepdim=True)  # <-
+        return (wide * torch.rsqrt(mean + 1e-6)).to(x.dtype) * self.weight
+
+
+@pytest.mark.parametrize("upcast", [False, True])
+def test_rmsnorm_without_upcast(upcast: bool):
+    model = nn.Sequential(nn.Linear(8, 8), RMSNorm(8, upcast), nn.Linear(8, 4))
+    found = faults(audited(Trainer(model)))
+    assert found == ([] if upcast else [("norm-without-upcast", marked(RMSNorm.forward))])
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+def test_torchs_rms_norm_is_one_norm_with_an_upcast():
+    model = nn.Sequential(nn.Linear(8, 8), nn.RMSNorm(8), nn.Linear(8, 4))
+    assert faults(audited(Trainer(model))) == []
+
+
+def test_index_add_in_bf16_where_many_terms_fall_on_one_row():
+    def loss(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        rows = torch.zeros(64, dtype=torch.long)
+        pooled = torch.zeros(2, 4, dtype=BF16).index_add(0, rows, logits.repeat(4, 1))  # <-
+        return pooled.float().square().mean()
+
+    def few(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        pooled = torch.zeros(16, 4, dtype=BF16).index_add(0, torch.arange(16), logits)
+        return pooled.float().square().mean()
+
+    assert faults(in_half(loss)) == [("half-scatter", marked(loss))]
+    assert faults(in_half(few)) == []
+
+
+class Leaks(nn.Module):
+    """Three products in half, and one for which autocast was switched off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.mix = nn.Parameter(torch.eye(8))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        with torch.autocast("cpu", enabled=False):
+            x = x.float() @ self.mix  # <-
+        return self.head(x)
+
+
+def test_an_fp32_product_in_a_bf16_recipe_is_told_without_failing_the_step():
+    report = audited(Trainer(Leaks()))
+    assert faults(report) == [("fp32-matmul-under-policy", marked(Leaks.forward))]
+    assert report.ok and "22% of the forward's products" in report.findings[0].message
+
+
+# -- what weights, moments and gradients are kept in
+
+
+class HalfMoments(torch.optim.Optimizer):
+    """Adam whose moments lie in bf16 beside fp32 weights."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(parameter, dtype=BF16)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=BF16)
+                state["exp_avg"].mul_(0.9).add_(parameter.grad, alpha=0.1)
+                state["exp_avg_sq"].mul_(0.999).add_(parameter.grad.square(), alpha=0.001)
+                parameter.sub_(group["lr"] * state["exp_avg"].float() / (state["exp_avg_sq"].float().sqrt() + 1e-8))
+
+
+def test_moments_in_bf16_beside_fp32_weights():
+    trainer = Trainer(optimizer=HalfMoments)
+
+    def step() -> None:
+        trainer.optimizer.zero_grad()
+        trainer.forward().backward()
+        trainer.optimizer.step()  # <-
+
+    report = audited(trainer, step)
+    assert faults(report) == [("half-optimizer-state", marked(step))]
+    assert "'exp_avg' in bf16 (8), 'exp_avg_sq' in bf16 (8)" in report.findings[0].message
+
+
+def test_half_weights_under_a_plain_optimizer_are_one_finding_with_what_was_measured():
+    trainer = Trainer(net(BF16))
+    trainer.optimizer.param_groups[0]["lr"] = 1e-5
+
+    def step() -> None:
+        x, y = batch(BF16)
+        trainer.optimizer.zero_grad()
+        functional.cross_entropy(trainer.model(x).float(), y).backward()
+        trainer.optimizer.step()  # <-
+
+    report = audited(trainer, step)
+    assert faults(report) == [("bf16-only-weights", marked(step))]
+    assert "Measured in this step:" in report.findings[0].message
+
+
+class PlainSGD(torch.optim.Optimizer):
+    """An optimizer of the user's own, about whose masters nothing is known."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor], lr: float, stochastic: bool = False) -> None:
+        super().__init__(parameters, {"lr": lr, "stochastic": stochastic})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                moved = parameter.float() - group["lr"] * parameter.grad.float()
+                if group["stochastic"]:
+                    noise = torch.randint_like(moved, 2**16, dtype=torch.int32)
+                    moved = ((moved.view(torch.int32) + noise) & -(2**16)).view(torch.float32)
+                parameter.copy_(moved)
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_lost_updates_of_an_unknown_optimizer_unless_it_rounds_stochastically(stochastic: bool):
+    trainer = Trainer(net(BF16), optimizer=PlainSGD, stochastic=stochastic)
+
+    def step() -> None:
+        x, y = batch(BF16)
+        trainer.optimizer.zero_grad()
+        functional.cross_entropy(trainer.model(x).float(), y).backward()
+        trainer.optimizer.step()  # <-
+
+    expected = [] if stochastic else [("lost-updates", marked(step))]
+    assert faults(audited(trainer, step)) == expected
+
+
+@pytest.mark.parametrize(("passes", "told"), [(8, True), (1, False)])
+def test_micro_batches_summed_in_bf16(passes: int, told: bool):
+    trainer = Trainer(net(BF16))
+
+    def step() -> None:
+        x, y = batch(BF16)
+        for _ in range(passes):
+            functional.cross_entropy(trainer.model(x).float(), y).backward()  # <-
+        trainer.optimizer.step()
+
+    found = dict(faults(audited(trainer, step)))
+    assert found.get("half-gradient-accumulation") == (marked(step) if told else None)
+
+
+# -- work that autocast does not know
+
+
+@torch.library.custom_op("precisionlint_tests::gated", mutates_args=())
+def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:  # <-
+    return x * gate
+
+
+@gated.register_fake
+def _(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+gated.register_autograd(lambda context, gradient: (gradient, None))
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.register_buffer("gate", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return gated(self.linear(x), self.gate)
+
+
+def test_a_custom_op_without_an_autocast_rule_that_met_mixed_inputs():
+    report = audited(Trainer(Gated()))
+    lines = Path(__file__).read_text().splitlines()
+    assert faults(report) == [
+        ("unregistered-custom-op", lines.index(next(each for each in lines if "gated(x" in each)) + 1)
+    ]
+    assert any(op.op == "precisionlint_tests::gated" and op.inputs == ("bfloat16", "float32") for op in report.ops)
+
+
+LAUNCH = """\
+import torch, triton
+import triton.language as tl
+import precisionlint
+
+@triton.jit
+def double(x, y, n: tl.constexpr):
+    at = tl.arange(0, n)
+    tl.store(y + at, tl.load(x + at).to(tl.float32) * 2)
+
+linear = torch.nn.Linear(8, 8)
+with precisionlint.audit(linear) as audit:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        x = linear(torch.randn(2, 8)).detach().reshape(-1)
+        y = torch.empty(16)
+        double[(1,)](x, y, 16)
+    torch.testing.assert_close(y, x.float() * 2)
+print([(finding.rule, finding.place.line) for finding in audit.report.findings])
+"""
+
+
+def test_a_triton_launch_in_a_region_is_named(tmp_path: Path):
+    (tmp_path / "launch.py").write_text(LAUNCH)
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "launch.py"], cwd=tmp_path, capture_output=True, text=True, check=False, env=environment
+    )
+    line = LAUNCH[: LAUNCH.index("        double[")].count("\n") + 1
+    assert done.stdout.strip() == f"[('unregistered-custom-op', {line})]", done.stderr
