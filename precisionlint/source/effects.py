@@ -1451,7 +1451,7 @@ def own_op(it: Interpreter, state: State, instr: p.Call, func: Func, kind: str, 
     if region is not None and region.device == "cpu":
         region = None
     if kind == "op":
-        source = func.module.source_of(func.function)
+        source = func.module.source_of(func.function).partition("def ")[2]
         autocast = autocast or bool(INSIDE_CASTS.search(source))
     defined = it.where_in(state, func.module, func.function.node, instr.at)
     it.emit(state, CustomOp(it.where(state, instr.at), when(state), func.function.name, kind, autocast, region, defined))  # type: ignore[arg-type]
@@ -1461,8 +1461,8 @@ def function_apply(it: Interpreter, state: State, instr: p.Call, cls: Class, arg
     """``SomeFunction.apply(…)`` of a torch.autograd.Function."""
     forward = state.heap.get(cls, {}).get("forward")
     if External("torch.autograd.Function") in it.mro(state, cls) and isinstance(forward, Func):
-        source = forward.module.source_of(forward.function)
-        sound = "custom_fwd" in source.partition("def ")[0] or bool(INSIDE_CASTS.search(source)) or not SENSITIVE.search(source)
+        decorators, _, source = forward.module.source_of(forward.function).partition("def ")
+        sound = "custom_fwd" in decorators or bool(INSIDE_CASTS.search(source)) or not SENSITIVE.search(source)
         region = known_region(region_of(state))
         if region is not None and region.device == "cpu":
             region = None

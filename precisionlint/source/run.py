@@ -146,7 +146,9 @@ class Run:
 
 def rank(finding: Finding) -> tuple[Any, ...]:
     """The better of two findings at one place: certain before likely, fewer conditions, the shorter way."""
-    return (finding.confidence != "certain", finding.when.count(" and ") + bool(finding.when), len(finding.trace), finding.message)
+    way = tuple((step.place, step.message) for step in finding.trace)
+    conditions = finding.when.count(" and ") + bool(finding.when)
+    return (finding.confidence != "certain", conditions, len(way), finding.message, finding.when, way)
 
 
 class Places:

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from precisionlint.events import (
     Autocast,
     Backward,
+    Event,
     Grads,
     Known,
     LossScaled,
@@ -77,7 +78,9 @@ class Order:
         self._scaling: set[tuple[int, str]] = set()
         self._scaled: list[tuple[Any, Named, Any]] = []
         self._clip: FrameType | None = None
-        self._normed = False
+        self._normed: list[Event] = []
+        """The readings of gradient norms since the last step."""
+        self._clipped = False
         self._storages: dict[int, torch.Tensor] = {}
         self.before_step: Callable[[torch.optim.Optimizer, bool], None] = lambda optimizer, takes_closure: None
         """Called with each optimizer that is about to step, nested ones included, and whether its step was given a
@@ -397,8 +400,8 @@ class Order:
             self.timeline.emit(ZeroGrad(here(), (), weights, None))
             return None
         if name in NORMS:
-            self._normed = True
             self._grads(Grads(here(), (), weights, "read", f"'{name}'"))
+            self._normed.append(self.timeline.events[-1])
             return "clip"
         if name in CLAMPS:
             self._grads(Grads(here(), (), weights, "clip", f"'{name}'"))
@@ -412,6 +415,10 @@ class Order:
                 self._grads(Grads(here(), (), weights, "mul", f"'{name}'", "1/scale", named))
                 return "unscale"
         if self._normed:
+            self.timeline.events = [each for each in self.timeline.events if each not in self._normed]
+            self._normed = []  # the norm was read to clip by it: one fault, not two
+            self._clipped = True
+        if self._clipped:
             self._grads(Grads(here(), (), weights, "clip", f"'{name}'"))
             return "clip"
         self._grads(Grads(here(), (), weights, "mul", f"'{name}'", "other"))
@@ -491,7 +498,8 @@ class Order:
         self.position.last_region = None
         self._scaled.clear()
         self._clip = None
-        self._normed = False
+        self._normed = []
+        self._clipped = False
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, frame: FrameType | None = None) -> Named:
         named, new = self.registry.optimizer(optimizer, frame or users_frame(sys._getframe(1)))
