@@ -136,6 +136,7 @@ def patched() -> list[object]:
         GradScaler.unscale_,
         GradScaler.step,
         GradScaler.update,
+        GradScaler.get_scale,
         torch.optim.Optimizer.zero_grad,
         dict(optimizer._global_optimizer_pre_hooks),
         dict(optimizer._global_optimizer_post_hooks),

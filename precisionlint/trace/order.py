@@ -81,6 +81,10 @@ class Order:
         self._normed: list[Event] = []
         """The readings of gradient norms since the last step."""
         self._clipped = False
+        self._scale_was_read = False
+        """Whether the program has asked for the scale since the last step: then what it does to gradients by hand may
+        carry it.
+        """
         self._storages: dict[int, torch.Tensor] = {}
         self.before_step: Callable[[torch.optim.Optimizer, bool], None] = lambda optimizer, takes_closure: None
         """Called with each optimizer that is about to step, nested ones included, and whether its step was given a
@@ -143,6 +147,7 @@ class Order:
                 ("unscale_", self._unscale),
                 ("step", self._scaler_step),
                 ("update", self._update),
+                ("get_scale", self._get_scale),
             ):
                 if cls is GradScaler or name in vars(cls):
                     patches.replace(cls, name, make)
@@ -260,6 +265,13 @@ class Order:
                 return result
 
         return update
+
+    def _get_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_scale(scaler: Any) -> Any:
+            self._scale_was_read = True
+            return original(scaler)
+
+        return get_scale
 
     @contextmanager
     def _once(self, scaler: Any, name: str) -> Iterator[bool]:
@@ -399,12 +411,15 @@ class Order:
         if name in ZEROS:
             self.timeline.emit(ZeroGrad(here(), (), weights, None))
             return None
+        if name in NORMS and self._scale_was_read:
+            return "clip"
         if name in NORMS:
             self._grads(Grads(here(), (), weights, "read", f"'{name}'"))
             self._normed.append(self.timeline.events[-1])
             return "clip"
+        carries = "scale" if self._scale_was_read else ""
         if name in CLAMPS:
-            self._grads(Grads(here(), (), weights, "clip", f"'{name}'"))
+            self._grads(Grads(here(), (), weights, "clip", f"'{name}'", carries))
             return "clip"
         factor = number(args[1]) if len(args) > 1 else None
         if factor is not None and "div" in name:
@@ -419,7 +434,7 @@ class Order:
             self._normed = []  # the norm was read to clip by it: one fault, not two
             self._clipped = True
         if self._clipped:
-            self._grads(Grads(here(), (), weights, "clip", f"'{name}'"))
+            self._grads(Grads(here(), (), weights, "clip", f"'{name}'", carries))
             return "clip"
         self._grads(Grads(here(), (), weights, "mul", f"'{name}'", "other"))
         return None
@@ -500,6 +515,7 @@ class Order:
         self._clip = None
         self._normed = []
         self._clipped = False
+        self._scale_was_read = False
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, frame: FrameType | None = None) -> Named:
         named, new = self.registry.optimizer(optimizer, frame or users_frame(sys._getframe(1)))
