@@ -323,6 +323,24 @@ def test_an_fp32_product_in_a_bf16_recipe_is_told_without_failing_the_step():
     assert report.ok and "22% of the forward's products" in report.findings[0].message
 
 
+class Attention(nn.Module):
+    """Attention that the CPU decomposes (it drops), with two fp32 products and a softmax inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.head = nn.Linear(8, 24), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).view(1, 1, 16, 24).chunk(3, -1)
+        return self.head(functional.scaled_dot_product_attention(q, k, v, dropout_p=0.1).view(16, 8))
+
+
+def test_a_decomposed_attention_is_judged_as_one():
+    report = audited(Trainer(Attention()))
+    assert any(op.op == "bmm" and op.inputs == ("float32", "float32") for op in report.ops)
+    assert faults(report) == []
+
+
 # -- what weights, moments and gradients are kept in
 
 

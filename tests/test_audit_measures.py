@@ -50,6 +50,16 @@ def test_autocast_casts_each_weight_once_and_the_input_of_each_linear():
     assert sum(each.count for each in of_head) == 4  # weight and bias once, the input twice
 
 
+def test_weights_cast_anew_in_each_region_are_not_redundant():
+    model = net()
+    with precisionlint.audit(model) as audit:
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                model.head(batch()[0])
+    assert sum(each.count for each in audit.report.casts) == 6
+    assert sum(each.again for each in audit.report.casts) == 0
+
+
 def step_with(model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype = torch.float32) -> AuditReport:
     x, y = batch(dtype)
     with precisionlint.audit(model, optimizer) as audit:

@@ -121,6 +121,17 @@ def test_every_family_says_why_and_every_accumulation_where_it_was_read():
         assert bool(family.source) == bool(family.accumulates)
 
 
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"foreach": False}])
+def test_an_update_in_bf16_falls_short_however_the_optimizer_computes_it(options: dict[str, bool]):
+    weight = torch.nn.Parameter(torch.randn(8, dtype=torch.bfloat16))
+    optimizer = torch.optim.AdamW([weight], **options)
+    with precisionlint.audit(None, optimizer) as audit:
+        weight.square().sum().backward()
+        optimizer.step()
+    verdicts = {op.verdict for op in audit.report.ops if op.phase == "optimizer" and op.family == "optimizer-update"}
+    assert "output bfloat16 where float32 is due" in verdicts
+
+
 def test_the_optimizers_ops_are_judged_as_updates_and_others_by_what_they_are():
     update = TABLE.family("_foreach_addcdiv_", "optimizer")
     assert update is not None and update.name == "optimizer-update"

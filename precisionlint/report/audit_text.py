@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from precisionlint.audit_report import AuditReport, CastRecord, OpRecord, Station
-from precisionlint.findings import SEVERITIES
+from precisionlint.findings import SEVERITIES, Place
 from precisionlint.report.excerpt import lines, shown
 from precisionlint.report.text import counted, finding_lines, paint
 
@@ -73,8 +73,7 @@ def _order(stations: Iterable[Station]) -> Iterator[str]:
     """Stations in order; a run of equal ones as one."""
     previous, count = "", 0
     for station in stations:
-        where = f"{shown(station.place.path)}:{station.place.line}: " if station.place else ""
-        line = where + shown(station.what)
+        line = f"{located(station.place)}: {shown(station.what)}" if station.place else shown(station.what)
         if line != previous and previous:
             yield _times(previous, count)
             count = 0
@@ -94,6 +93,11 @@ def dtypes(op: OpRecord) -> str:
     )
     middle = [SHORT.get(op.accumulation, op.accumulation)] if op.accumulation else []
     return " -> ".join([inputs, *middle, outputs])
+
+
+def located(place: Place) -> str:
+    """Path and line; of an installed package's file only what follows ``site-packages``."""
+    return f"{shown(place.path.rpartition('/site-packages/')[2])}:{place.line}"
 
 
 def starred(module: str) -> str:
@@ -135,7 +139,7 @@ def _every(report: AuditReport) -> Iterator[str]:
                 f"{op.count} x",
                 op.verdict,
                 op.parameter or op.module,
-                f"{op.place.path}:{op.place.line}" if op.place else "",
+                located(op.place) if op.place else "",
             )
             for op in sorted(report.ops, key=lambda op: PHASES.index(op.phase))
         ]
@@ -152,7 +156,7 @@ def _casts(report: AuditReport, all: bool) -> Iterator[str]:
     groups: dict[tuple[str, str, str, str], list[CastRecord]] = {}
     for each in casts:
         if all or each.again or each.back:
-            where = f"{each.place.path}:{each.place.line}" if each.place else "(no line)"
+            where = located(each.place) if each.place else "(no line)"
             kind = f"{SHORT.get(each.source, each.source)} -> {SHORT.get(each.target, each.target)}"
             groups.setdefault((where, each.phase, kind, starred(each.module)), []).append(each)
     rows = []

@@ -45,6 +45,10 @@ class Casts:
         """The watcher for an op that may cast."""
         return self._cast if func in WATCHED else None
 
+    def new_region(self) -> None:
+        """Autocast dropped its cache: that weights are cast once more in the next region is no redundancy."""
+        self._done.clear()
+
     def _cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
         source, target = (args[1], args[0]) if func is aten.copy_.default else (args[0], out)
         before, after = source.dtype, target.dtype

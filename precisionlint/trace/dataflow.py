@@ -20,7 +20,7 @@ from precisionlint.trace.recorder import Call, Watcher
 
 HALF = (torch.float16, torch.bfloat16)
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-CROWD = 32
+CROWD = 64
 """From how many terms on one row a sum in half is told: below, its error stays within a few roundings."""
 
 Station = tuple[int, str]

@@ -41,7 +41,7 @@ from precisionlint.events import (
 from precisionlint.trace.patches import Patches
 from precisionlint.trace.places import frames, here, users_frame
 from precisionlint.trace.position import Phase, Position, Section
-from precisionlint.trace.registry import Registry, parameters_of
+from precisionlint.trace.registry import Registry, local, parameters_of
 from precisionlint.trace.timeline import Timeline
 
 CLIPS = {
@@ -367,7 +367,7 @@ class Order:
         if not self._storages:
             for parameter in self.registry.trained():
                 if parameter.grad is not None:
-                    self._storages[storage(parameter.grad)] = parameter
+                    self._storages[storage(local(parameter.grad))] = parameter
         touched = [self._storages.get(storage(each)) for each in tensors(args[:1])]
         weights = self.registry.weights(each for each in touched if each is not None)
         if not weights:

@@ -30,6 +30,8 @@ from precisionlint.trace.registry import Registry
 
 NO_SEQUENCE = 2**64 - 1
 """The sequence number of the nodes that accumulate a parameter's gradient."""
+COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+"""Namespaces whose ops speak to other ranks."""
 UNKNOWN = 0
 """The origin of ops whose line and module are not known."""
 
@@ -109,6 +111,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._origin_numbers: dict[tuple[int, int, int], int] = {}
         self._sequence: dict[int, int] = {}
         self._users: dict[int, bool] = {}
+        self._distributed: dict[tuple[type, ...], bool] = {}
+        self._collectives: set[int] = set()
         self._codes: list[CodeType] = []
 
     @classmethod
@@ -120,18 +124,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if types and self._is_distributed(types):
+            return NotImplemented  # it unwraps itself, and its local ops and collectives come here
         number = id(func)
         if self.paused:
             return func(*args, **(kwargs or {}))
         if number not in self.ops:
-            if type(func) is not OpOverload:
+            if not isinstance(func, OpOverload):
                 return func(*args, **(kwargs or {}))
             self._meet(func, number)
         position = self.position
         parameter = None
         phase: Phase
         node = torch._C._current_autograd_node()
-        if node is None:
+        if number in self._collectives:
+            phase, origin = "collective", self._walk(sys._getframe(1))
+        elif node is None:
             origin = self._walk(sys._getframe(1))
             if position.section:
                 phase = position.section
@@ -182,8 +190,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The origin of the user's line that is running."""
         return self._walk(sys._getframe(1))
 
+    def _is_distributed(self, types: tuple[type, ...]) -> bool:
+        known = self._distributed.get(types)
+        if known is None:
+            module = sys.modules.get("torch.distributed.tensor")
+            cls = getattr(module, "DTensor", None)
+            known = self._distributed[types] = cls is not None and any(issubclass(each, cls) for each in types)
+        return known
+
     def _meet(self, func: Any, number: int) -> None:
         self.ops[number] = func
+        if func.namespace in COLLECTIVES:
+            self._collectives.add(number)
         watcher = self.watch(func)
         if watcher is not None:
             self.watchers[number] = watcher

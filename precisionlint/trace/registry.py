@@ -164,6 +164,12 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that is sharded (a DTensor), else the tensor itself."""
+    part = getattr(tensor, "_local_tensor", None)
+    return part if isinstance(part, torch.Tensor) else tensor
+
+
 def _prefixes(path: WeightPath) -> list[WeightPath]:
     """From the shortest down; a nameless parameter has only its own path."""
     return [path[:length] for length in range(1 if path[0] is not None else len(path), len(path) + 1)]

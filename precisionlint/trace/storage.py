@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from precisionlint.audit_report import StorageRecord
-from precisionlint.trace.registry import Registry, parameters_of
+from precisionlint.trace.registry import Registry, local, parameters_of
 
 HALF = (torch.float16, torch.bfloat16)
 Key = tuple[str, str]
@@ -52,11 +52,11 @@ class Storage:
         masters = {id(each) for each in outside if is_master(each, halves)}
         for parameter in (*inside.values(), *outside):
             kind = "master weights" if id(parameter) in masters else _weights(parameter)
-            yield kind, _name(parameter.dtype), size(parameter), parameter.numel()
+            yield kind, _name(parameter.dtype), size(parameter), local(parameter).numel()
         for dtype, bytes_ in self._gradients.values():
             yield "gradients", dtype, bytes_, 0
         for buffer in _unique(each for model in models for each in model.buffers()):
-            yield "buffers", _name(buffer.dtype), size(buffer), buffer.numel()
+            yield "buffers", _name(buffer.dtype), size(buffer), local(buffer).numel()
         for optimizer, _ in self.registry.optimizers.values():
             for parameter, state in optimizer.state.items():
                 for name, value in _tensors(state):
@@ -66,7 +66,7 @@ class Storage:
                         if owner is not None and is_master(value, [owner])
                         else f"optimizer state {name}"
                     )
-                    yield kind, _name(value.dtype), size(value), value.numel()
+                    yield kind, _name(value.dtype), size(value), local(value).numel()
 
 
 def is_master(candidate: Tensor, halves: Iterable[Tensor]) -> bool:
@@ -97,8 +97,8 @@ def _unique(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def size(tensor: Tensor) -> int:
-    """Bytes that a tensor's elements take."""
-    return tensor.numel() * tensor.element_size()
+    """Bytes that a tensor's elements take on this rank."""
+    return local(tensor).numel() * tensor.element_size()
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -85,6 +85,8 @@ def _ops(recorder: Recorder, registry: Registry, table: Policy, settings: Mappin
         made = recorder.origins[origin]
         module = registry.module_label(made.module)
         into, out = tuple(map(dtype_name, inputs)), tuple(map(dtype_name, outputs))
+        if not out and name.endswith("_"):
+            out = into[:1]  # it returns nothing and writes its first argument
         family = table.family(name, phase)
         if family is not None and not any(each in policy.RANKS for text in (*into, *out) for each in text.split("|")):
             family = None  # no floating point number takes part

@@ -67,7 +67,12 @@ def _place(recorder: Recorder, origin: int) -> Place | None:
 
 
 def of_products(ops: Iterable[OpRecord]) -> Iterator[Finding]:
-    """fp32 products in a forward whose products are half for the most part."""
+    """fp32 products in a forward whose products are half for the most part.
+
+    Products in the same call as a softmax are those of a decomposed attention, which upcasts on purpose.
+    """
+    ops = list(ops)
+    attentions = {op.place for op in ops if op.family == "softmax"}
     products = [op for op in ops if op.family in ("matmul", "attention") and op.phase == "forward" and op.flops]
     total = sum(op.flops for op in products)
     half = [op for op in products if {"float16", "bfloat16"} & set(op.inputs)]
@@ -76,7 +81,7 @@ def of_products(ops: Iterable[OpRecord]) -> Iterator[Finding]:
     recipe = SHORT[getattr(torch, max(half, key=lambda op: op.flops).inputs[-1])]
     lines: dict[Place, list[OpRecord]] = {}
     for op in products:
-        if op.place is not None and set(op.inputs) == {"float32"}:
+        if op.place is not None and op.place not in attentions and set(op.inputs) == {"float32"}:
             lines.setdefault(op.place, []).append(op)
     for at, members in lines.items():
         share = sum(op.flops for op in members) / total

@@ -66,7 +66,7 @@ class Audit:
         self._recorder.watch = self._watcher
         self._casts, self._storage, self._updates = Casts(), Storage(self.registry), Updates()
         self._flow, self._custom = Dataflow(self._position), Custom(self._position, self._timeline.emit)
-        self.order.outside_regions = self._flow.forget_copies
+        self.order.outside_regions = self._outside_regions
         self.order.before_step, self.order.after_step = self._before_step, self._after_step
         self._undo = ExitStack()
         self._place = Place("", 1, 1, 1, 1)
@@ -84,6 +84,10 @@ class Audit:
                 each(func, args, kwargs, out, call)
 
         return all_of_them
+
+    def _outside_regions(self) -> None:
+        self._flow.forget_copies()
+        self._casts.new_region()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, takes_closure: bool) -> None:
         with self._unrecorded():
