@@ -112,7 +112,7 @@ def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What a worker says, message by message; a worker that dies says so as an error."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if request["mode"] == "interpret":
-        environment["TRITON_INTERPRET"] = "1"
+        environment |= {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, "-m", "precisionlint.kernels.worker"],
         stdin=subprocess.PIPE,

@@ -193,6 +193,12 @@ SAMPLE = [
     "1x128: NaN dropped",
     "1x128: writes to its input",
     "1x128: drops the ragged end",
+    "cast: through fp16",
+    "dequantize: times a rounded inverse of the inverse",
+    "gemm: partial sum in tf32",
+    "gemm: trailing scale dropped",
+    "tensor: NaN for zero",
+    "gemm: operands scaled to fp32",
     "128x128: as it should be",
     "128x128: inverse of its own",
 ]

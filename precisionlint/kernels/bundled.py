@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from precisionlint.kernels import gemm, quantize
+from precisionlint.kernels.cast import cast
 from precisionlint.kernels.reference import AMAX_FLOOR
 
 
@@ -34,12 +35,20 @@ OUT = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 def subjects() -> tuple[Subject, ...]:
     """Every bundled kernel in every configuration that is verified."""
     found = []
-    for name in ("quantize_1x128", "quantize_128x128"):
+    for to, dtype in {**FP8, "bf16": torch.bfloat16, "fp16": torch.float16}.items():
+        options = {"to": to, "overflow": "saturate" if to in FP8 else "special"}
+        found.append(Subject(f"cast to {to}", partial(cast, dtype=dtype), "cast", MappingProxyType(options)))
+    for name in ("quantize_tensor", "quantize_row", "quantize_1x128", "quantize_128x128"):
         for target, dtype in FP8.items():
             for kind in ("fp32", "power-of-two"):
                 launch = partial(getattr(quantize, name), dtype=dtype, power_of_two=kind == "power-of-two")
                 options = {"format": target, "scale": kind, "quotient": "ieee", "floor": repr(AMAX_FLOOR)}
                 found.append(Subject(f"{name} {target} {kind}", launch, name, MappingProxyType(options)))
+    for shape, block in (("1x128", (1, 128)), ("128x128", (128, 128))):
+        for out in ("fp32", "bf16"):
+            launch = partial(quantize.dequantize, block=block, out_dtype=OUT[out])
+            options = {"block": shape, "out": out}
+            found.append(Subject(f"dequantize {shape} to {out}", launch, "dequantize", MappingProxyType(options)))
     for name in ("gemm_blockscaled", "gemm_tensor"):
         for target, out in (("e4m3fn", "bf16"), ("e4m3fn", "fp32"), ("e4m3fn", "fp16"), ("e5m2", "bf16")):
             launch = partial(getattr(gemm, name), out_dtype=OUT[out])

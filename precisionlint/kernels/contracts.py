@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precisionlint.formats import FORMATS
+from precisionlint.formats import FORMATS, FP32
 from precisionlint.kernels import inputs, judge, reference
 from precisionlint.kernels.inputs import Case
 from precisionlint.kernels.outcome import Violation
@@ -78,6 +78,8 @@ QUANTIZER = (FORMAT, SCALE, QUOTIENT, FLOOR, NONFINITE, SHAPES, STRIDES)
 
 WHOLE = None
 """A block that spans a whole dimension."""
+
+BLOCKS = {"1x128": (1, 128), "128x128": (128, 128), "row": (1, WHOLE), "tensor": (WHOLE, WHOLE)}
 
 
 def _quantizer(name: str, rows: int | None, columns: int | None, scales: str) -> Contract:
@@ -142,6 +144,69 @@ def _product(name: str, per_block: bool, scales: str) -> Contract:
     )
 
 
+def _cast() -> Contract:
+    def cases(options: Options) -> Iterator[Case]:
+        return _supported(inputs.casts(FORMATS[options["to"]]), options)
+
+    def judged(given: Sequence[Tensor], outputs: Sequence[Tensor], options: Options) -> list[Violation]:
+        (x,) = given
+        target = FORMATS[options["to"]]
+        broken = judge.same_structure(outputs, [("y", tuple(x.shape), target.torch_dtype)])
+        if broken:
+            return broken
+        exact, nothing = x.double(), torch.zeros_like(x, dtype=torch.float64)
+        return judge.rounded(exact, nothing, outputs[0].double(), target, _word(options["overflow"]), "number")
+
+    return Contract(
+        name="cast",
+        form="launch(x) -> y: x fp32, fp16 or bf16; y of its shape in the format, rounded to nearest even",
+        example="def launch(x):\n    y = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)\n"
+        "    kernel[grid](x, y, ...)\n    return y",
+        options=(
+            Option("to", ("e4m3fn", "e5m2", "bf16", "fp16"), "the format of the result"),
+            Option("overflow", ("saturate", "special"), "the maximum, or infinity (NaN where there is none)"),
+            SHAPES,
+            STRIDES,
+        ),
+        cases=cases,
+        judge=judged,
+    )
+
+
+def _dequantizer() -> Contract:
+    def cases(options: Options) -> Iterator[Case]:
+        return _supported(inputs.coded(BLOCKS[options["block"]], FORMATS[options["format"]]), options)
+
+    def judged(given: Sequence[Tensor], outputs: Sequence[Tensor], options: Options) -> list[Violation]:
+        """A product in fp32, rounded by u, and into a narrower format once more; into fp32 nothing else is allowed."""
+        codes, scales = given
+        target = FORMATS[options["out"]]
+        broken = judge.same_structure(outputs, [("y", tuple(codes.shape), target.torch_dtype)])
+        if broken:
+            return broken
+        rows, columns = BLOCKS[options["block"]]
+        exact = reference.dequantize(codes, scales, (rows or codes.shape[0], columns or codes.shape[1]))
+        once = exact.abs() * judge.U + FP32.smallest / 2
+        error = torch.zeros_like(exact) if target == FP32 else torch.nan_to_num(once, posinf=0.0)
+        return judge.rounded(exact, error, outputs[0].double(), target, "special", "number")
+
+    return Contract(
+        name="dequantize",
+        form="launch(codes, scales) -> y: codes (M, N) in FP8, scales fp32 by block; y = codes * scale, (M, N)",
+        example="def launch(codes, scales):\n    y = torch.empty(codes.shape, device=codes.device)\n"
+        "    kernel[grid](codes, scales, y, ...)\n    return y",
+        options=(
+            FORMAT,
+            Option("block", tuple(BLOCKS), "what shares a scale; scales are (row blocks, column blocks)"),
+            Option("out", ("fp32", "bf16", "fp16"), "the dtype of the result"),
+            SHAPES,
+            STRIDES,
+        ),
+        cases=cases,
+        judge=judged,
+    )
+
+
 def _scaling(options: Options) -> judge.Scaling:
     return judge.Scaling(
         target=FORMATS[options["format"]],
@@ -179,10 +244,12 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
     {
         contract.name: contract
         for contract in (
+            _cast(),
             _quantizer("quantize_1x128", 1, 128, "(M, ceil(N / 128))"),
             _quantizer("quantize_128x128", 128, 128, "(ceil(M / 128), ceil(N / 128))"),
             _quantizer("quantize_row", 1, WHOLE, "(M, 1) or (M,)"),
             _quantizer("quantize_tensor", WHOLE, WHOLE, "one element of any shape,"),
+            _dequantizer(),
             _product(
                 "gemm_blockscaled", True, "a_scales (M, ceil(K / 128)) and b_scales (ceil(N / 128), ceil(K / 128))"
             ),

@@ -256,6 +256,73 @@ def _rows_far_apart(given: Operands) -> Operands:
     return replace(given, a=a)
 
 
+def casts(target: Format) -> Iterator[Case]:
+    """Tensors for a cast into `target`: every fp16 and bf16 number, every midpoint, the ends; (N,), fp32 and halves."""
+    patterns = torch.arange(2**16).to(torch.uint16)
+    yield Case("every fp16 number", lambda: (patterns.view(torch.float16),))
+    yield Case("every bf16 number", lambda: (patterns.view(torch.bfloat16),))
+    yield Case("every fp16 and bf16 number in fp32", partial(_halves_in_fp32, patterns))
+    if target.bits <= 16:
+        yield Case("each midpoint and its neighbours", partial(_all_midpoints, target), aligned=False)
+    for size in (1, 31, 4097):
+        yield Case(f"{size} numbers", partial(_numbers, size), aligned=False)
+    yield Case("every second number", lambda: (_numbers(2048)[0][::2],), contiguous=False)
+
+
+def _halves_in_fp32(patterns: Tensor) -> tuple[Tensor]:
+    return (torch.cat([patterns.view(torch.float16).float(), patterns.view(torch.bfloat16).float()]),)
+
+
+def _all_midpoints(target: Format) -> tuple[Tensor]:
+    table = decode(torch.arange(target.top_code + 1), target)
+    middle = ((table[1:] + table[:-1]) / 2).float()
+    beyond = torch.tensor([1.0, 1.03125, 1.0625, 1.125, 2.0, 1e6]) * target.maximum
+    around = torch.cat([middle, _next(middle, 1), _next(middle, -1), beyond])
+    return (torch.cat([around, -around]),)
+
+
+def _numbers(size: int) -> tuple[Tensor]:
+    return (torch.randn(size, generator=torch.Generator().manual_seed(size)) * 100,)
+
+
+def coded(block: tuple[int | None, int | None], target: Format) -> Iterator[Case]:
+    """Codes (M, N) in `target` and fp32 scales by such blocks, for the way back."""
+
+    def case(name: str, rows: int, columns: int, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Case:
+        def make() -> tuple[Tensor, Tensor]:
+            codes = torch.arange(rows * columns).mul(7).to(torch.uint8).view(target.torch_dtype).reshape(rows, columns)
+            height, width = block[0] or rows, block[1] or columns
+            generator = torch.Generator().manual_seed(rows + columns)
+            grid = (-(-rows // height), -(-columns // width))
+            power = torch.randint(-60, 61, grid, generator=generator)
+            return change(codes, torch.exp2(power.float()) * (1 + torch.rand(grid, generator=generator)))
+
+        return Case(name, make, aligned=not (rows % 128 or columns % 128), contiguous=change is _unchanged)
+
+    yield case("every code", 128, 256, _unchanged)
+    for rows, columns in ((5, 200), (1, 1), (129, 127)):
+        yield case(f"ragged, {rows}x{columns}", rows, columns, _unchanged)
+    yield case("transposed codes", 128, 256, lambda codes, scales: (codes.t().contiguous().t(), scales))
+    yield case("transposed scales", 256, 384, lambda codes, scales: (codes, scales.t().contiguous().t()))
+    yield case("tiny and huge scales", 128, 256, _extreme_scales)
+    yield case("NaN and infinity for a scale", 128, 256, _special_scales)
+
+
+def _unchanged(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    return codes, scales
+
+
+def _extreme_scales(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    ends = torch.tensor([2.0**-126, 2.0**-140, 3e38, 2.0**-149, 1e36])
+    return codes, ends.repeat(-(-scales.numel() // 5))[: scales.numel()].reshape(scales.shape)
+
+
+def _special_scales(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    scales.view(-1)[0] = math.nan
+    scales.view(-1)[-1] = math.inf
+    return codes, scales
+
+
 def _ragged(rows: int, columns: int) -> tuple[Tensor]:
     return (_in_halo(torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))),)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -115,7 +116,14 @@ def convert(data: Array, source: str, target: str, toward_zero: bool = False) ->
 def _numbers(data: Array, name: str) -> torch.Tensor:
     if name in ("fp64", "fp32", "fp16"):
         return torch.from_numpy(data).to(torch.float64)  # numpy would warn of signalling NaN
-    return decode(torch.from_numpy(data.astype(np.int64)), FORMAT_OF[name])
+    return torch.from_numpy(_values_of_codes(name)[data])
+
+
+@cache
+def _values_of_codes(name: str) -> Array:
+    """The float64 value of each code of a type of at most 16 bits."""
+    values: Array = decode(torch.arange(2 ** FORMAT_OF[name].bits), FORMAT_OF[name]).numpy()
+    return values
 
 
 @contextmanager
@@ -132,7 +140,7 @@ def repaired(interpreter: ModuleType) -> Iterator[None]:
         (builder, "cast_impl", _exact_cast(interpreter, builder.cast_impl)),
         *((builder, name, _on_numbers(getattr(builder, name))) for name in ("binary_op", "unary_op")),
         *((builder, name, _on_numbers(getattr(builder, name))) for name in ("create_fma", "create_clampf")),
-        (builder, "create_dot", _dot(builder.create_dot)),
+        (builder, "create_dot", _dot(interpreter, builder.create_dot)),
         (interpreter.ReduceScanOpInterface, "check_tensor", _reduction(interpreter.ReduceScanOpInterface.check_tensor)),
         (builder, "create_masked_load", _guarded(builder.create_masked_load, "reads", regions, 1)),
         (builder, "create_masked_store", _guarded(builder.create_masked_store, "writes", regions, 2)),
@@ -201,12 +209,18 @@ def _on_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
     return operation
 
 
-def _dot(original: Callable[..., Any]) -> Callable[..., Any]:
+def _dot(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    def wide(operand: Any) -> Any:
+        """fp8 and fp16 operands in fp32, which holds them: the product is the same, and numpy has a fast one for it."""
+        dtype = operand.dtype.scalar
+        if dtype.name == "bf16":
+            _refuse_bits((operand,), "a dot")
+        if dtype.name not in ("fp8e4nv", "fp8e5", "fp16"):
+            return operand
+        return interpreter.TensorHandle(convert(operand.data, dtype.name, "fp32"), interpreter.tl.float32)
+
     def dot(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
-        for operand in (a, b):
-            if operand.dtype.scalar.name == "bf16":
-                _refuse_bits((operand,), "a dot")
-        return original(builder, a, b, *rest)
+        return original(builder, wide(a), wide(b), *rest)
 
     return dot
 

@@ -6,6 +6,7 @@ where it is used. u is 2^-24, fp32's unit roundoff.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -74,8 +75,8 @@ def same_structure(
     return found
 
 
-def scales_of_blocks(amax: Tensor, scales: Tensor, scaling: Scaling) -> list[Violation]:
-    """The scale clause for blocks without NaN and infinities.
+def scales_of_blocks(amax: Tensor, sound: Tensor, scales: Tensor, scaling: Scaling) -> list[Violation]:
+    """The scale clause; `amax` is over the numbers of each block, `sound` is where it has no NaN and no infinity.
 
     Let e = amax / maximum, amax raised to the declared floor. A power of two must be the smallest s with s >= e. An
     fp32 scale may differ from e by the error of one division or of one product with a rounded 1 / maximum: at most
@@ -83,7 +84,8 @@ def scales_of_blocks(amax: Tensor, scales: Tensor, scaling: Scaling) -> list[Vio
     half of their spacing, or twice it.
 
     Where no floor is declared and e is not a normal fp32 number, each finite scale that is not below e within that
-    error is allowed, and 0 for a block of zeros: on the way back it is right.
+    error is allowed, and 0 for a block of zeros: on the way back it is right. A block that is not sound may have any
+    scale that is not finite, or not below e within that error.
     """
     target, relative = scaling.target, U if scaling.quotient == "ieee" else 4 * U
     raised = amax if scaling.floor is None else amax.clamp(min=scaling.floor)
@@ -93,15 +95,15 @@ def scales_of_blocks(amax: Tensor, scales: Tensor, scaling: Scaling) -> list[Vio
         exact = power_of_two_scale(raised, target)
         slack = torch.zeros_like(exact)
     low, high = exact - slack, exact + slack
-    judged = torch.isfinite(amax)
-    free = torch.zeros_like(judged) if scaling.floor is not None else exact < FP32.smallest_normal
+    free = torch.zeros_like(sound) if scaling.floor is not None else exact < FP32.smallest_normal
     high = torch.where(free, FP32.maximum, high)
     low = torch.where(free, low.clamp(min=0.0), low)
     within = (scales >= low) & (scales <= high)
     if scaling.kind == "power-of-two":
         within &= (scales == 0) | (torch.frexp(scales).mantissa == 0.5)
+    within |= ~sound & (~torch.isfinite(scales) | (scales >= low))
     excess = torch.maximum(scales - high, low - scales).abs() / exact.clamp(min=FP32.smallest)
-    return first_of(judged & ~within, "scale", scales, (low, high), excess, " of the scale")
+    return first_of(~within, "scale", scales, (low, high), excess, " of the scale")
 
 
 def codes_of_elements(x: Tensor, codes: Tensor, scales: Tensor, scaling: Scaling, judged: Tensor) -> list[Violation]:
@@ -155,19 +157,22 @@ def quantized(x: Tensor, codes: Tensor, scales: Tensor, block: Block, scaling: S
     """
     amax = block_amax(x, block)
     each_scale = spread(scales, block, x.shape)
-    finite_block = spread(torch.isfinite(amax), block, x.shape)
+    sound = torch.isfinite(amax)
+    finite_block = spread(sound, block, x.shape)
     finite = torch.isfinite(x)
+    plain = torch.where(finite, x, 0.0)
     least = FP32.smallest if scaling.quotient == "ieee" else FP32.smallest_normal
     usable = torch.isfinite(each_scale) & (each_scale >= least)
     back = codes * each_scale
     zero = finite_block & (each_scale == 0)
-    violations = scales_of_blocks(amax, scales, scaling)
+    numbers = block_amax(plain, block)
+    judged_blocks = sound if scaling.nonfinite == "unspecified" else torch.ones_like(sound)
+    violations = scales_of_blocks(numbers, sound, torch.where(judged_blocks, scales, torch.nan), scaling)
     violations += first_of(zero & (back != 0), "number under a zero scale", back, [torch.zeros_like(back)])
     judged = finite_block & usable
     if scaling.nonfinite == "propagate":
         violations += first_of(~finite & torch.isfinite(back), "NaN and infinities", back, [x])
         judged |= ~finite_block & finite & torch.isfinite(back) & usable
-    plain = torch.where(finite, x, 0.0)
     return violations + codes_of_elements(plain, codes, torch.where(usable, each_scale, 1.0), scaling, judged)
 
 
@@ -189,7 +194,9 @@ def rounded(
     expected = round_to(exact, target, overflow=overflow)
     same = (got == expected) | (torch.isnan(got) & torch.isnan(expected))
     low, high = torch.where(special, expected, low), torch.where(special, expected, high)
-    excess = torch.maximum(got - high, low - got) / spacing_of(plain, target)
+    excess = (torch.maximum(got - high, low - got) / spacing_of(plain, target)).nan_to_num(
+        nan=math.inf, posinf=math.inf
+    )
     return first_of(torch.where(special, ~same, ~within), clause, got, (low, high), excess, " spacings")
 
 
