@@ -82,6 +82,36 @@ class UpdateRecord:
 
 
 @dataclass(frozen=True)
+class RangeRecord:
+    """What becomes of the gradients in a format at a loss scale: shares of the finite elements that are not 0.
+
+    ``chosen``: ``none`` for scale 1, ``the program's``, or ``best``: the largest power of two that leaves a factor of
+    two below the format's maximum.
+    """
+
+    format: str
+    scale: float
+    chosen: str
+    zero: float
+    subnormal: float
+    over: float
+
+
+@dataclass(frozen=True)
+class GradientRange:
+    """The gradients that the step used, the loss scale divided out: elements looked at, zeros, infinities and NaN
+    among them, the least and the greatest exponent of two, and how each format would hold them.
+    """
+
+    elements: int
+    zeros: int
+    nonfinite: int
+    least: int
+    greatest: int
+    formats: tuple[RangeRecord, ...]
+
+
+@dataclass(frozen=True)
 class Station:
     """One event of the step's order: what happened, and on which line."""
 
@@ -100,6 +130,7 @@ class AuditReport:
     casts: tuple[CastRecord, ...]
     storage: tuple[StorageRecord, ...]
     updates: tuple[UpdateRecord, ...]
+    gradients: GradientRange | None
     notes: tuple[str, ...]
     settings: Mapping[str, str]
     meaning: tuple[str, ...]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import precisionlint
-from precisionlint.audit_report import AuditReport
+from precisionlint.audit_report import AuditReport, GradientRange
 
 
 def test_a_cast_there_and_back_and_a_second_cast_of_one_tensor_are_told_by_their_lines():
@@ -166,3 +166,46 @@ def test_an_optimizer_that_takes_a_closure_is_named_as_not_measured():
     assert audit.report.notes == ("lost updates of LBFGS were not measured: it takes a closure",)
     phases = {op.phase for op in audit.report.ops if op.op == "addmm"}
     assert phases == {"forward"}  # the closure's forward is one, though a step runs it
+
+
+def ranges_of(gradient: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> GradientRange:
+    """What is told of one parameter whose gradient is given."""
+    weight = nn.Parameter(torch.zeros_like(gradient))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with precisionlint.audit(None, optimizer, scaler) as audit:
+        weight.grad = gradient
+        optimizer.step()
+    assert audit.report.gradients is not None
+    return audit.report.gradients
+
+
+def test_shares_of_the_range_agree_with_real_casts_at_every_scale():
+    generator = torch.Generator().manual_seed(0)
+    gradient = torch.randn(200_000, generator=generator) * 2.0 ** torch.randint(
+        -30, -2, (200_000,), generator=generator
+    )
+    found = ranges_of(gradient)
+    for each in found.formats:
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(each.format)
+        if dtype is None:
+            continue
+        cast = (gradient * each.scale).to(dtype)
+        assert abs(each.zero - (cast == 0).float().mean().item()) < 1e-4, each
+        small = (cast.abs() < torch.finfo(dtype).smallest_normal) & (cast != 0)
+        assert abs(each.subnormal - small.float().mean().item()) < 2e-3, each
+        assert each.over == cast.isinf().float().mean().item() == 0.0, each
+
+
+def test_the_best_scale_is_the_largest_that_keeps_a_factor_of_two_below_the_maximum():
+    found = ranges_of(torch.tensor([2.0**-30, 2.0**-20, 1.5 * 2.0**-10, 0.0]))
+    assert (found.least, found.greatest, found.zeros, found.elements) == (-30, -10, 1, 4)
+    best = {each.format: each for each in found.formats if each.chosen == "best"}
+    assert best["fp16"].scale == 2.0**24
+    assert 1.5 * 2.0**-10 * best["fp16"].scale < 65504 / 2
+    plain = next(each for each in found.formats if each.format == "fp16" and each.scale == 1.0)
+    assert plain.zero == 1 / 3 and best["fp16"].zero == 0.0
+
+
+def test_infinite_gradients_are_counted_apart():
+    found = ranges_of(torch.tensor([1.0, float("inf"), float("nan")]))
+    assert (found.nonfinite, found.greatest) == (2, 0)

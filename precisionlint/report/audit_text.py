@@ -6,6 +6,7 @@ In a pipe it is the same text without colours, so that two runs can be compared 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -43,6 +44,7 @@ def render(report: AuditReport, *, color: bool = False, all: bool = False) -> It
     yield from _section("casts", _casts(report, all), color)
     yield from _section("storage", _storage(report), color)
     yield from _section("updates of half weights", _updates(report, all), color)
+    yield from _section("range of the gradients", _ranges(report), color)
     yield from _section("settings", _settings(report), color)
     yield from _section("notes", map(shown, report.notes), color)
 
@@ -202,6 +204,22 @@ def _updates(report: AuditReport, all: bool) -> Iterator[str]:
     )
     if len(rows) > limit:
         yield f"and {counted(len(rows) - limit, 'weight')} that lost less (--all lists them)"
+
+
+def _ranges(report: AuditReport) -> Iterator[str]:
+    found = report.gradients
+    if found is None:
+        return
+    beyond = f", {found.nonfinite} infinite or NaN" if found.nonfinite else ""
+    exponents = f"from 2^{found.least} to 2^{found.greatest}"
+    yield f"{exponents}, {_share(found.zeros, found.elements)} zeros{beyond}, of {counted(found.elements, 'element')}"
+    rows = []
+    for each in found.formats:
+        scale = f"scale 2^{math.log2(each.scale):.0f}" + ("" if each.chosen == "none" else f" ({each.chosen})")
+        shares = [(each.zero, "become 0"), (each.subnormal, "subnormal"), (each.over, "overflow")]
+        said = ", ".join(f"{share:.1%} {what}" for share, what in shares if share >= 0.0005)
+        rows.append((each.format, scale, said or "all normal"))
+    yield from _table(rows)
 
 
 def _share(part: int, whole: int) -> str:

@@ -99,6 +99,12 @@ class Order:
         """How many optimizers have made an outermost step."""
         return len(self._outermost)
 
+    @property
+    def scale(self) -> float | None:
+        """The scale of the step's scaler as it is now; None without one that is enabled."""
+        scales = [scale for scaler, _ in self.registry.scalers.values() if (scale := scale_of(scaler)) is not None]
+        return scales[0] if scales else None
+
     # -- opening
 
     def snapshot(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from precisionlint import policy
-from precisionlint.audit_report import AuditReport, CastRecord, OpRecord, Station, UpdateRecord
+from precisionlint.audit_report import AuditReport, CastRecord, GradientRange, OpRecord, Station, UpdateRecord
 from precisionlint.events import Autocast, Backward, Event, Grads, LossScaled, Step, Update, ZeroGrad
 from precisionlint.findings import Place
 from precisionlint.policy import Policy
@@ -37,6 +37,7 @@ def summarize(
     storage: Storage,
     updates: Updates,
     flow: Dataflow,
+    gradients: GradientRange | None,
     *,
     select: frozenset[str],
     fallback: Place,
@@ -69,6 +70,7 @@ def summarize(
         casts=tuple(_casts(casts, recorder, registry)),
         storage=tuple(storage.records()),
         updates=tuple(_updates(updates, registry)),
+        gradients=gradients,
         notes=tuple(_notes(recorder, updates)),
         settings=settings,
         meaning=tuple(matmul_meaning(dict(settings), devices)),

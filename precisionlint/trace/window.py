@@ -28,6 +28,7 @@ from precisionlint.trace.order import Order
 from precisionlint.trace.patches import Patches
 from precisionlint.trace.places import place, users_frame
 from precisionlint.trace.position import Position
+from precisionlint.trace.ranges import Ranges
 from precisionlint.trace.recorder import Call, Recorder, Watcher
 from precisionlint.trace.registry import Registry
 from precisionlint.trace.storage import Storage
@@ -65,6 +66,7 @@ class Audit:
         self._recorder.on_gradients = self.order.touched
         self._recorder.watch = self._watcher
         self._casts, self._storage, self._updates = Casts(), Storage(self.registry), Updates()
+        self._ranges = Ranges()
         self._flow, self._custom = Dataflow(self._position), Custom(self._position, self._timeline.emit)
         self.order.outside_regions = self._outside_regions
         self.order.before_step, self.order.after_step = self._before_step, self._after_step
@@ -92,6 +94,7 @@ class Audit:
     def _before_step(self, optimizer: torch.optim.Optimizer, takes_closure: bool) -> None:
         with self._unrecorded():
             self._storage.before_step(optimizer)
+            self._ranges.before_step(optimizer)
             self._updates.before_step(optimizer, takes_closure)
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -153,6 +156,7 @@ class Audit:
             self._storage,
             self._updates,
             self._flow,
+            self._ranges.record(self.order.scale),
             select=catalogue.select(),
             fallback=self._place,
             name=self.name,
