@@ -36,6 +36,8 @@ def blur(states: list[State], unknown: Unknown, collector: Collector, kept: Set[
         if len(group) > 1:
             blur_scopes(group, unknown, kept)
             blur_heap(group, unknown, kept)
+            group = merge(group, len(group))
+        if len(group) > 1:
             for state in group:
                 collector.collect(state)
             group = merge(group, len(group))

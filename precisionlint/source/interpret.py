@@ -67,8 +67,12 @@ UNROLLED = 8
 """Up to how many known items a loop is followed item by item."""
 DEPTH = 14
 """How deep calls are followed."""
-BUDGET = 60_000
+BUDGET = 40_000
 """How many instructions one program may take before reading of it is given up."""
+FILE_BUDGET = 160_000
+"""How many instructions all programs of a file may take together."""
+HELPER_BUDGET = 3_000
+"""How many instructions a call may take that cannot train: what it builds is then unknown."""
 
 Args = tuple[tuple[str | None, Value], ...]
 
@@ -114,7 +118,11 @@ class Coverage:
 
 
 class OutOfBudget(Exception):
-    """A program has more paths than reading can follow."""
+    """More paths than reading can follow: of a program (``call`` is None), or of one call in it."""
+
+    def __init__(self, call: Any = None) -> None:
+        super().__init__()
+        self.call = call
 
 
 class Interpreter:
@@ -137,7 +145,8 @@ class Interpreter:
         self.found: dict[Any, Hit | Evidence] = {}
         self.coverage = Coverage()
         self.silent = 0
-        self.steps = 0
+        self.steps = self.total = 0
+        self.limit, self.limited = BUDGET, None
         self.collector = Collector()
         self.loops: list[Any] = []
         self.kept: set[str] = set(assume)
@@ -153,7 +162,9 @@ class Interpreter:
 
     def begin(self) -> None:
         """Before each root: its own budget, and nothing open."""
+        self.total += self.steps
         self.steps = 0
+        self.limit, self.limited = min(BUDGET, FILE_BUDGET - self.total), None
         self.silent = 0
         self.loops.clear()
         self.yields.clear()
@@ -457,8 +468,8 @@ class Interpreter:
             for state in states:
                 self.steps += 1
                 run(self, instr, state, after, exits)
-            if self.steps > BUDGET:
-                raise OutOfBudget
+            if self.steps > self.limit:
+                raise OutOfBudget(self.limited)
             if kills is not None and kills[position]:
                 for state in after:
                     scope = None
@@ -466,14 +477,15 @@ class Interpreter:
                         if slot in state.frames.get(state.frame, ()):
                             scope = scope or state.scope(state.frame)
                             del scope[slot]
-            states = self.merged(after, grown=len(after) > len(states)) if len(after) > 1 else after
+            states = self.merged(after, before=len(states)) if len(after) > 1 else after
         return Paths(states, exits)
 
-    def merged(self, states: list[State], limit: int = PATHS, grown: bool = True) -> list[State]:
+    def merged(self, states: list[State], limit: int = PATHS, before: int = 1) -> list[State]:
+        """The same paths in fewer states; ``before``: how many they were, above which differences that do not matter are forgotten."""
         if len(states) < 2:
             return states
         result = merge(states, PATHS * 4)
-        if grown and len(result) > 1:
+        if len(result) > before:
             result = merge(blur(result, self.unknown, self.collector, self.kept), limit)
         if len(result) == limit:
             self.coverage.gave_up.setdefault(
@@ -1033,16 +1045,41 @@ class Interpreter:
         if any(name.rpartition(".")[2] == "contextmanager" for name in decorators) and function.generator:
             self.entered.add(function)
             return [(state, Manager(func, args, instr.at))]
-        if not module.is_relevant(function):
+        if function.generator and not any(value is not None for value in self.yields[-1:]):
+            # What a generator does, it does while somebody iterates: it is read as a program of its own.
             return [(state, effects.result(self, state, instr, func, args))]
-        if any(isinstance(a, (Func, Partial)) for _, a in args) and not body.code:
-            return effects.call_unknown(self, state, instr, func, args)
+        if not module.is_relevant(function):
+            states = [state]
+            for _, value in args:
+                if isinstance(value, (Func, Partial)):
+                    states = [after for before in states for after in self.call_back(instr, before, value)]
+            return [(one, effects.result(self, one, instr, func, args)) for one in states]
         depth = self.frames[state.frame].depth
         recursive = sum(1 for _, node in state.stack if node is instr.at) >= 1
         if depth >= DEPTH or recursive:
             if depth >= DEPTH:
                 self.gave_up(state, instr.at, f"calls more than {DEPTH} deep")
             return effects.call_unknown(self, state, instr, func, args)
+        if self.limited is not None or module.is_strong(function):
+            return self.run_function(func, args, instr, state)
+        # What cannot train only builds things: not worth more than so much.
+        before, yields, loops = state.fork(), len(self.yields), len(self.loops)
+        limit = self.limit
+        self.limit, self.limited = min(limit, self.steps + HELPER_BUDGET), instr
+        try:
+            return self.run_function(func, args, instr, state)
+        except OutOfBudget as error:
+            if error.call is not instr:
+                raise
+            del self.yields[yields:], self.loops[loops:]
+            self.gave_up(before, instr.at, f"'{function.name}' has too many paths: what it returns is taken as unknown")
+            self.limit, self.limited = limit, None
+            return effects.call_unknown(self, before, instr, func, args)
+        finally:
+            self.limit, self.limited = limit, None
+
+    def run_function(self, func: Func, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
+        """Enters a function, in the regions that its decorators put around it."""
         outer, control, stack = state.frame, state.control, state.stack
         results: list[tuple[State, Value]] = []
         self.yields.append(None)
@@ -1187,6 +1224,8 @@ class Interpreter:
         if made is not None:
             return made
         init = class_attribute(self, state, cls, "__init__")
+        if isinstance(init, Func) and self.external_base(state, cls) == "module" and not init.module.builds_precision(init.function):
+            return [(state, obj)]  # layers and their sizes: parts of the model, whatever they are
         if isinstance(init, Func):
             bound = Func(init.function, init.module, init.frame, obj, init.owner)
             outer = state.pins

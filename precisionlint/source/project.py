@@ -7,6 +7,8 @@ that they and the functions they name contain: what holds none of them is never 
 from __future__ import annotations
 
 import ast
+import itertools
+import os
 import re
 import sys
 import warnings
@@ -31,13 +33,20 @@ TRIGGER = re.compile(
     r"|loss_scale|mixed_precision|param_groups|triton|torch\.ops\.|torch\.library"
 )
 """What a function's text must hold for its body to matter."""
+STRONG = re.compile(
+    r"\bbackward\w*\(|\.step\(|unscale_|[Ss]caler\b|clip_grad|torch\.save|custom_op|autograd\.Function|\w\.apply\(|torch\.ops\.|triton"
+)
+"""What a program's text must reach for it to be able to hold a fault at all."""
+MARKS = {"event": TRIGGER, "strong": STRONG}
+
 FILE_WORDS = (
     b"GradScaler", b"scaler", b"unscale_", b"autocast", b"clip_grad", b"backward(", b"zero_grad", b"bfloat16", b"float16", b".half(",
     b"optim.", b"Adam", b"SGD(", b"custom_op", b"Function)", b".grad", b"loss_scale", b"FullyShardedDataParallel", b"triton",
+    b"torch.save", b"state_dict", b"from_pretrained", b"requires_grad",
 )  # fmt: skip
 EVALUATION = re.compile(r"(?:^|_)(?:eval|evaluate|evaluation|validate|validation|valid|test|infer|inference|predict|generate|sample)(?:_|$)")
 NO_GRAD = re.compile(r"\s*@(?:torch\.)?(?:no_grad|inference_mode)")
-GUARDED_STRICT = re.compile(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_grad|optim", re.I)
+TRAINS = re.compile(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_grad|optim", re.I)
 SMALL = 5
 """Functions of up to so many lines are always entered: getters and switches are what conditions are made of."""
 
@@ -52,6 +61,9 @@ PRECISION_FILES = 5_000
 
 MODEL_USE = re.compile(r"(\w+)\.(?:named_parameters|parameters|train|eval|load_state_dict)\(")
 
+BUILDING = re.compile(r"requires_grad|\.half\(|bfloat16|float16|[Ss]caler|optim|autocast|default_dtype|\.backward\(")
+OWN_OPS = re.compile(r"custom_op|autograd\.Function|triton|torch\.ops\.|autocast")
+
 SKIPPED_NAMES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "triton", "transformers", "yaml", "tqdm"}
 
 
@@ -65,10 +77,15 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True)
-class Spans:
-    """The lines of each function and class of a file, in the order in which they are written."""
+class Definition:
+    """A function or class of a file: its lines, every word in them, and which kinds of mark its text holds (see ``MARKS``)."""
 
-    lines: tuple[tuple[int, int], ...]
+    name: str
+    is_class: bool
+    first: int
+    last: int
+    words: frozenset[str]
+    marks: frozenset[str]
 
 
 def parse(data: bytes) -> tuple[cst.Module, ast.Module]:
@@ -157,7 +174,8 @@ class ProjectModule:
         self.model_names = set(MODEL_USE.findall(self.text))
         self._words: dict[p.Function, frozenset[str]] = {}
         self._triggered: dict[p.Function, bool] = {}
-        self._relevant: set[str] | None = None
+        self._strong: dict[p.Function, bool] = {}
+        self._reaching: dict[str, set[str]] = {}
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -175,45 +193,44 @@ class ProjectModule:
         first, last = self.spans.get(definition.node, (1, 0))
         return "\n".join(self.lines[first - 1 : last])
 
+    def builds_precision(self, function: p.Function) -> bool:
+        """Whether a module's ``__init__`` does more than put layers together, or its file holds ops that autocast may not know."""
+        return bool(BUILDING.search(self.source_of(function))) or bool(OWN_OPS.search(self.text))
+
     def source_of(self, function: p.Function) -> str:
         if function.first_line:
             return "\n".join(self.lines[function.first_line - 1 : function.last_line])
         return self.tree.code_for_node(function.node)
 
     @cached_property
-    def all_functions(self) -> list[tuple[str, int, int, frozenset[str], bool]]:
-        """(name, first line, last line, words, holds a trigger) of every function, nested ones too."""
+    def definitions(self) -> list[Definition]:
+        """Every function and class of the file, nested ones too."""
         found = []
         for node, (first, last) in self.spans.items():
-            if isinstance(node, cst.FunctionDef):
-                text = "\n".join(self.lines[first - 1 : last])
-                found.append((node.name.value, first, last, frozenset(WORD.findall(text)), bool(TRIGGER.search(text))))
+            text = "\n".join(self.lines[first - 1 : last])
+            marks = frozenset(kind for kind, pattern in MARKS.items() if pattern.search(text))
+            found.append(Definition(node.name.value, isinstance(node, cst.ClassDef), first, last, frozenset(WORD.findall(text)), marks))
         return found
 
-    @property
-    def relevant_names(self) -> set[str]:
-        """The names of functions (and of classes that hold one) that can reach a precision event."""
-        if self._relevant is None:
-            self._relevant = set()  # what an import cycle sees meanwhile
-            imported = self.imported_relevant_names()
-            names = {name for name, _, _, _, triggered in self.all_functions if triggered}
+    def reaching(self, kind: str) -> set[str]:
+        """The names of functions and classes whose text, or that of what they name, holds a mark of this kind."""
+        if kind not in self._reaching:
+            self._reaching[kind] = set()  # what an import cycle sees meanwhile
+            imported = self.imported(kind)
+            names = {definition.name for definition in self.definitions if kind in definition.marks}
             grown = True
             while grown:
                 before = len(names)
                 known = names | imported
-                for name, first, last, words, _ in self.all_functions:
-                    if name not in names and not words.isdisjoint(known - {name}):
-                        names.add(name)
+                for definition in self.definitions:
+                    if definition.name not in names and not definition.words.isdisjoint(known - {definition.name}):
+                        names.add(definition.name)
                 grown = len(names) > before
-            for node, (first, last) in self.spans.items():
-                if isinstance(node, cst.ClassDef) and any(
-                    first <= f and l <= last for name, f, l, _, _ in self.all_functions if name in names
-                ):
-                    names.add(node.name.value)
-            self._relevant = names | imported
-        return self._relevant
+            self._reaching[kind] = names | imported
+        return self._reaching[kind]
 
-    def imported_relevant_names(self) -> set[str]:
+    def imported(self, kind: str) -> set[str]:
+        """The names among the imported ones that reach a mark in their own file."""
         names: set[str] = set()
         for instr in self.block.code:
             if isinstance(instr, p.Import):
@@ -223,12 +240,21 @@ class ProjectModule:
                 module = self.project.load(target)
                 if module is None or module is self:
                     continue
-                relevant = module.relevant_names
+                reaching = module.reaching(kind)
                 if instr.name in (None, "*"):
-                    names |= relevant
-                elif instr.name in relevant and instr.alias:
+                    names |= reaching
+                elif instr.name in reaching and instr.alias:
                     names.add(instr.alias)
         return names
+
+    def is_strong(self, function: p.Function) -> bool:
+        """Whether a function can train: a backward, a step or a scaler is within its reach."""
+        if function not in self._strong:
+            source = self.source_of(function)
+            self._strong[function] = bool(STRONG.search(source)) or not self.words(function).isdisjoint(
+                self.reaching("strong") - {function.name}
+            )
+        return self._strong[function]
 
     def is_relevant(self, function: p.Function) -> bool:
         """Whether a function's body is worth interpreting."""
@@ -239,10 +265,10 @@ class ProjectModule:
             self._triggered[function] = bool(TRIGGER.search(source))
             if EVALUATION.search(function.name) or NO_GRAD.match(source):
                 # What only evaluates trains nothing, whatever it casts.
-                self._triggered[function] = bool(GUARDED_STRICT.search(source))
+                self._triggered[function] = bool(TRAINS.search(source))
                 if not self._triggered[function]:
                     return False
-        return self._triggered[function] or not self.words(function).isdisjoint(self.relevant_names - {function.name})
+        return self._triggered[function] or not self.words(function).isdisjoint(self.reaching("event") - {function.name})
 
     @cached_property
     def positions(self) -> Any:
@@ -332,15 +358,24 @@ def last_identifiers(target: ast.AST) -> set[str]:
     return set()
 
 
+def python_files(root: Path) -> Iterator[Path]:
+    """The Python files below a folder, hidden folders left out."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in ("node_modules", "site-packages"))
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
+
+
 ROOT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 
 
 def find_root(path: Path) -> Path:
-    """The project that a file belongs to: the nearest folder above it with a pyproject.toml, setup.py or .git, else its own."""
+    """The project that a file belongs to: the nearest folder above it with a pyproject.toml, setup.py or .git; where there is none,
+    the current folder if the file is in it, else the file's own."""
     for folder in path.parents:
         if any((folder / mark).exists() for mark in ROOT_MARKS):
             return folder
-    return path.parent
+    here = Path.cwd()
+    return here if here in path.parents else path.parent
 
 
 class Project:
@@ -397,7 +432,7 @@ class Project:
     @cached_property
     def precision_setters(self) -> list[tuple[Path, bytes]]:
         """The files under the root that set the matmul precision."""
-        paths = sorted(self.root.rglob("*.py"))[:PRECISION_FILES]
+        paths = sorted(itertools.islice(python_files(self.root), PRECISION_FILES))
         found = ((path, self.read(path)) for path in paths)
         return [(path, data) for path, data in found if data is not None and PRECISION.search(data)]
 

@@ -90,7 +90,7 @@ class Reader:
         candidates = [
             instr.function
             for instr in self.module.block.code
-            if isinstance(instr, p.Define) and self.module.is_relevant(instr.function)
+            if isinstance(instr, p.Define) and self.module.is_relevant(instr.function) and self.module.is_strong(instr.function)
         ]
         named: set[str] = set()
         for function in candidates:
@@ -121,7 +121,7 @@ class Reader:
     def classes(self, state: State) -> None:
         for instr in self.module.block.code:
             if isinstance(instr, p.DefineClass):
-                own = [method for method in instr.cls.methods if self.module.is_relevant(method)]
+                own = [m for m in instr.cls.methods if self.module.is_relevant(m) and self.module.is_strong(m)]
                 if any(method not in self.it.entered for method in own):
                     self.it.coverage.programs += 1
                     self.attempt(instr.cls.node, lambda instr=instr: self.run_class(instr.cls, state))  # type: ignore[misc]

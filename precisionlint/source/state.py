@@ -142,6 +142,7 @@ class State:
             del self.facts[other]
         for obj in [o for o in self.heap if isinstance(o, Sym) and sym in o.sources]:
             del self.heap[obj]
+            self.owned.discard(("heap", obj))
 
 
 def merge(states: list[State], limit: int) -> list[State]:
@@ -177,7 +178,17 @@ def thin(states: list[State], limit: int) -> list[State]:
         key = (state.checks, state.regions)
         (rest if key in seen else first).append(state)
         seen.add(key)
-    return (first + rest)[:limit]
+    room = limit - len(first)
+    if room <= 0:
+        return spread(first, limit)
+    return first + spread(rest, room)
+
+
+def spread(states: list[State], count: int) -> list[State]:
+    """So many of the states, evenly: those that lie together share their earliest decisions."""
+    if len(states) <= count:
+        return states
+    return [states[index * len(states) // count] for index in range(count)]
 
 
 def common(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:

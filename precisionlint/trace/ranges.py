@@ -75,7 +75,7 @@ class Ranges:
             shifts = {0: "none"}
             if target.exponent_bits < FP32.exponent_bits:  # with fp32's own range there is nothing to gain
                 shifts[target.max_exponent - 1 - exponents[-1]] = "best"
-            if scale is not None and scale > 0:
+            if scale is not None and scale > 0 and target is FP16:
                 shifts.setdefault(round(log2(scale)), "the program's")
             for shift, name in sorted(shifts.items()):
                 rows.append(RangeRecord(target.name, 2.0**shift, name, *self.shares(target, shift)))

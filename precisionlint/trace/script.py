@@ -55,7 +55,8 @@ class Outcome:
 class Watch:
     """Counts the steps of a script and opens and closes the window."""
 
-    def __init__(self, name: str, step: int, keep_running: bool) -> None:
+    def __init__(self, name: str, step: int, keep_running: bool, values: bool) -> None:
+        self.values = values
         self.name = name
         self.step = step
         self.keep_running = keep_running
@@ -207,7 +208,7 @@ class Watch:
 
     def _open(self) -> None:
         frame = users_frame(sys._getframe(1))
-        self.audit = Audit(None, self._alive.values(), list(self._scalers.values()), name=self.name)
+        self.audit = Audit(None, self._alive.values(), list(self._scalers.values()), name=self.name, values=self.values)
         self.audit.registry.places.update(self.places)
         self.audit.open(frame, [(region, before < self.total) for region, before in self.regions])
 
@@ -232,7 +233,7 @@ def run(arguments: Sequence[str], *, module: bool = False, step: int = 2, keep_r
     What the script prints goes to standard error. Its exceptions are told there too and do not pass through;
     KeyboardInterrupt does.
     """
-    watch = Watch(f"{arguments[0]}, step {step}", step, keep_running)
+    watch = Watch(f"{arguments[0]}, step {step}", step, keep_running, values)
     ended, failed = "", False
     with _as_main(arguments, module), _output_to_stderr(), watch.installed():
         error: BaseException | None = None

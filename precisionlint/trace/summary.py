@@ -22,6 +22,7 @@ from precisionlint.trace.settings import matmul_meaning
 from precisionlint.trace.storage import Storage
 from precisionlint.trace.timeline import Timeline, as_finding
 from precisionlint.trace.updates import Updates
+from precisionlint.trace.values import NonFinite
 
 OTHER_BACKWARD = frozenset({"prod"})
 """Ops whose backward computes otherwise when any dispatch mode is on. Measured: prod does; sum, cumprod, norm,
@@ -38,6 +39,7 @@ def summarize(
     updates: Updates,
     flow: Dataflow,
     gradients: GradientRange | None,
+    nonfinite: NonFinite | None,
     *,
     select: frozenset[str],
     fallback: Place,
@@ -55,6 +57,7 @@ def summarize(
         [
             *(as_finding(hit, fallback) for hit in timeline.hits(select)),
             *verdicts.of_dataflow(flow, recorder, trained),
+            *verdicts.of_values(nonfinite, recorder, registry, fallback),
             *verdicts.of_products(ops),
             *verdicts.of_gradients(ops, timeline.events),
             *verdicts.of_state(registry, timeline.events),

@@ -22,9 +22,11 @@ from precisionlint.trace.places import place
 from precisionlint.trace.recorder import Recorder
 from precisionlint.trace.registry import Registry, parameters_of
 from precisionlint.trace.updates import Lost
+from precisionlint.trace.values import NonFinite
 
 RULES: Mapping[str, tuple[str, Severity]] = {
     "autocast-around-training-loop": ("autocast", "error"),
+    "first-overflow": ("half-arithmetic", "error"),
     "fp32-matmul-under-policy": ("matmul-precision", "info"),
     "half-gradient-accumulation": ("master-weights", "warning"),
     "half-optimizer-state": ("master-weights", "error"),
@@ -64,6 +66,28 @@ def of_dataflow(flow: Dataflow, recorder: Recorder, trained: bool) -> Iterator[F
 def _place(recorder: Recorder, origin: int) -> Place | None:
     made = recorder.origins[origin]
     return None if made.code is None else place(made.code, made.offset)
+
+
+def of_values(first: NonFinite | None, recorder: Recorder, registry: Registry, fallback: Place) -> Iterator[Finding]:
+    """The first result that was not finite. In a backward under a scaler it only says that the scale will be halved: an info."""
+    if first is None:
+        return
+    scaled = first.call.phase == "backward" and any(scaler.is_enabled() for scaler, _ in registry.scalers.values())
+    module = registry.module_label(recorder.origins[first.call.origin].module)
+    where = f" of {module}" if module else ""
+    after = "; the scaler skips this step and halves its scale" if scaled else ""
+    found = finding(
+        "first-overflow",
+        f"{first.op}{where} is the first op of the step whose result is not finite: {first.what} in {dtype_text(first.dtype)}, in the "
+        f"{first.call.phase}, from inputs of at most {first.largest:.3g}{after}",
+        _place(recorder, first.call.origin) or fallback,
+    )
+    yield replace(found, severity="info") if scaled else found
+
+
+def dtype_text(dtype: torch.dtype) -> str:
+    """``bf16``, or torch's own name without its prefix."""
+    return SHORT.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def of_products(ops: Iterable[OpRecord]) -> Iterator[Finding]:

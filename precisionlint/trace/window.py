@@ -34,6 +34,7 @@ from precisionlint.trace.registry import Registry
 from precisionlint.trace.storage import Storage
 from precisionlint.trace.summary import summarize
 from precisionlint.trace.timeline import Timeline
+from precisionlint.trace.values import Values
 from precisionlint.trace.updates import Updates
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
@@ -49,6 +50,7 @@ class Audit:
         scaler: Any = None,
         *,
         name: str | None = None,
+        values: bool = False,
     ) -> None:
         recorder.probe()
         self._policy = policy.of_project(Path.cwd())
@@ -66,7 +68,7 @@ class Audit:
         self._recorder.on_gradients = self.order.touched
         self._recorder.watch = self._watcher
         self._casts, self._storage, self._updates = Casts(), Storage(self.registry), Updates()
-        self._ranges = Ranges()
+        self._ranges, self._values = Ranges(), Values() if values else None
         self._flow, self._custom = Dataflow(self._position), Custom(self._position, self._timeline.emit)
         self.order.outside_regions = self._outside_regions
         self.order.before_step, self.order.after_step = self._before_step, self._after_step
@@ -77,6 +79,8 @@ class Audit:
     def _watcher(self, func: Any) -> Watcher | None:
         """Who is told of an op's calls: one watcher, or several in turn."""
         found = [each.watch(func) for each in (self._casts, self._flow, self._custom)]
+        if self._values is not None:
+            found.append(self._values.watch(func))
         watchers = [each for each in found if each is not None]
         if len(watchers) < 2:
             return watchers[0] if watchers else None
@@ -157,6 +161,7 @@ class Audit:
             self._updates,
             self._flow,
             self._ranges.record(self.order.scale),
+            None if self._values is None else self._values.first,
             select=catalogue.select(),
             fallback=self._place,
             name=self.name,
