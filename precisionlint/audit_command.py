@@ -66,7 +66,7 @@ class Audited:
         return int(grave or not self.report.ok)
 
 
-def run(command: Sequence[str], *, module: bool, step: int, keep_running: bool) -> Audited:
+def run(command: Sequence[str], *, module: bool, step: int, keep_running: bool, values: bool) -> Audited:
     """Reads and runs a script (its path and arguments, or a module's name and arguments) and audits its ``step``-th
     iteration.
     """
@@ -79,7 +79,7 @@ def run(command: Sequence[str], *, module: bool, step: int, keep_running: bool) 
 
     from precisionlint.trace import script
 
-    outcome = script.run(command, module=module, step=step, keep_running=keep_running)
+    outcome = script.run(command, module=module, step=step, keep_running=keep_running, values=values)
     read = tuple(Judged(each, judge(each, outcome.report)) for each in findings)
     return Audited(command[0], outcome.report, read, step, outcome.steps, outcome.ended, outcome.failed)
 

@@ -160,6 +160,7 @@ def _add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     audit.add_argument("--keep-running", action="store_true", help="let the script go on after that step")
     audit.add_argument("--format", choices=("text", "json"), default="text", help="how to report (default: text)")
     audit.add_argument("--out", metavar="FILE", help="write the report there instead of to standard output")
+    audit.add_argument("--values", action="store_true", help="read every result, to name the first that is not finite")
     audit.add_argument("--all", action="store_true", help="list every op and place instead of groups")
     _add_color(audit)
     audit.add_argument(
@@ -275,7 +276,11 @@ def _audit(options: argparse.Namespace) -> Outcome:
     from precisionlint import audit_command
 
     audited = audit_command.run(
-        command, module=options.module is not None, step=options.step, keep_running=options.keep_running
+        command,
+        module=options.module is not None,
+        step=options.step,
+        keep_running=options.keep_running,
+        values=options.values,
     )
     color = options.out is None and _colored(options.color, sys.stdout)
     lines = audit_command.lines(audited, format=options.format, color=color, all=options.all)

@@ -500,3 +500,56 @@ def test_a_triton_launch_in_a_region_is_named(tmp_path: Path):
     )
     line = LAUNCH[: LAUNCH.index("        double[")].count("\n") + 1
     assert done.stdout.strip() == f"[('unregistered-custom-op', {line})]", done.stderr
+
+
+# -- values
+
+
+class Squares(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x * 1e4)
+        x = x * x  # <-
+        mask = torch.zeros(8, dtype=torch.bool)
+        return self.head(x.masked_fill(mask, float("-inf")))
+
+
+def test_the_first_value_that_is_not_finite_is_named_by_its_op_and_line():
+    trainer = Trainer(Squares(), dtype=torch.float16)
+    with precisionlint.audit(trainer.model, trainer.optimizer, trainer.scaler, values=True) as audit:
+        trainer.step()
+    found = [finding for finding in audit.report.findings if finding.rule == "first-overflow"]
+    assert [finding.place.line for finding in found] == [marked(Squares.forward)]
+    assert "mul" in found[0].message and "inf in fp16, in the forward" in found[0].message
+    with precisionlint.audit(trainer.model, trainer.optimizer, trainer.scaler) as audit:
+        trainer.step()
+    assert "first-overflow" not in dict(faults(audit.report))
+
+
+def test_an_overflow_of_the_backward_under_a_scaler_fails_nothing():
+    trainer = Trainer(dtype=torch.float16)
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**23)
+    with precisionlint.audit(trainer.model, trainer.optimizer, trainer.scaler, values=True) as audit:
+        trainer.step()
+    found = [finding for finding in audit.report.findings if finding.rule == "first-overflow"]
+    assert [finding.severity for finding in found] == ["info"]
+    assert audit.report.ok and "the scaler skips this step" in found[0].message
+
+
+def test_masks_of_minus_infinity_are_no_overflow():
+    trainer = Trainer()
+
+    def step() -> None:
+        scores = torch.randn(4, 4, requires_grad=True)
+        mask = torch.ones(4, 4).triu(1).bool()
+        added = torch.full((4, 4), float("-inf")).triu(1)
+        (
+            torch.softmax(scores.masked_fill(mask, float("-inf")), -1) + torch.softmax(scores + added, -1)
+        ).sum().backward()
+
+    with precisionlint.audit(trainer.model, values=True) as audit:
+        step()
+    assert faults(audit.report) == []

@@ -226,7 +226,14 @@ class Watch:
                 self.report = None
 
 
-def run(arguments: Sequence[str], *, module: bool = False, step: int = 2, keep_running: bool = False) -> Outcome:
+def run(
+    arguments: Sequence[str],
+    *,
+    module: bool = False,
+    step: int = 2,
+    keep_running: bool = False,
+    values: bool = False,
+) -> Outcome:
     """Runs ``arguments`` (a script's path, or a module's name, then its own arguments) and audits its ``step``-th
     iteration.
 

@@ -1,6 +1,8 @@
-"""The first value that is not finite, by the op that made it from finite ones. Asked for only: it reads every result of the step.
+"""The first value that is not finite, by the op that made it from finite ones. Asked for only: it reads every result
+of the step.
 
-Masks are made of -inf on purpose, so ops that write given constants do not count. Past the first one nothing is looked at.
+Masks are made of -inf on purpose, so ops that write given constants do not count. Past the first one nothing is looked
+at.
 """
 
 from __future__ import annotations
@@ -15,9 +17,43 @@ from torch import Tensor
 from precisionlint.trace.recorder import Call, Watcher
 
 GIVEN = frozenset(
-    {"masked_fill", "masked_fill_", "where", "full", "full_like", "new_full", "fill_", "fill", "scalar_tensor", "lift_fresh"}
-    | {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "index_put", "index_put_", "copy_", "slice_scatter"}
-    | {"view", "_unsafe_view", "t", "transpose", "permute", "expand", "detach", "alias", "clone", "select", "slice", "unsqueeze"}
+    {
+        "masked_fill",
+        "masked_fill_",
+        "where",
+        "full",
+        "full_like",
+        "new_full",
+        "fill_",
+        "fill",
+        "scalar_tensor",
+        "lift_fresh",
+    }
+    | {
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "index_put",
+        "index_put_",
+        "copy_",
+        "slice_scatter",
+    }
+    | {
+        "view",
+        "_unsafe_view",
+        "t",
+        "transpose",
+        "permute",
+        "expand",
+        "detach",
+        "alias",
+        "clone",
+        "select",
+        "slice",
+        "unsqueeze",
+    }
 )
 """Ops that put values where they are told to, or show the same ones again."""
 PHASES = frozenset({"forward", "recompute", "backward", "optimizer"})

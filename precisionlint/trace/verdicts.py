@@ -69,7 +69,9 @@ def _place(recorder: Recorder, origin: int) -> Place | None:
 
 
 def of_values(first: NonFinite | None, recorder: Recorder, registry: Registry, fallback: Place) -> Iterator[Finding]:
-    """The first result that was not finite. In a backward under a scaler it only says that the scale will be halved: an info."""
+    """The first result that was not finite. In a backward under a scaler it only says that the scale will be halved:
+    an info.
+    """
     if first is None:
         return
     scaled = first.call.phase == "backward" and any(scaler.is_enabled() for scaler, _ in registry.scalers.values())
@@ -78,8 +80,8 @@ def of_values(first: NonFinite | None, recorder: Recorder, registry: Registry, f
     after = "; the scaler skips this step and halves its scale" if scaled else ""
     found = finding(
         "first-overflow",
-        f"{first.op}{where} is the first op of the step whose result is not finite: {first.what} in {dtype_text(first.dtype)}, in the "
-        f"{first.call.phase}, from inputs of at most {first.largest:.3g}{after}",
+        f"{first.op}{where} is the first op of the step whose result is not finite: {first.what} in "
+        f"{dtype_text(first.dtype)}, in the {first.call.phase}, from inputs of at most {first.largest:.3g}{after}",
         _place(recorder, first.call.origin) or fallback,
     )
     yield replace(found, severity="info") if scaled else found

@@ -34,8 +34,8 @@ from precisionlint.trace.registry import Registry
 from precisionlint.trace.storage import Storage
 from precisionlint.trace.summary import summarize
 from precisionlint.trace.timeline import Timeline
-from precisionlint.trace.values import Values
 from precisionlint.trace.updates import Updates
+from precisionlint.trace.values import Values
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
