@@ -5,14 +5,16 @@ failures.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
+import torch
+
+from precisionlint.cli import main
 
 TRAINER = """\
 import argparse
@@ -59,15 +61,26 @@ class Ran:
         return json.loads(self.out)
 
 
-def audit(folder: Path, source: str, *arguments: str, options: tuple[str, ...] = ()) -> Ran:
-    (folder / "train.py").write_text(source)
-    command = [sys.executable, "-m", "precisionlint", "audit", *options, "train.py", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    return Ran(done.returncode, done.stdout, done.stderr)
+class Audit(Protocol):
+    def __call__(self, source: str, *arguments: str, options: tuple[str, ...] = ()) -> Ran: ...
 
 
-def test_a_fault_is_measured_in_the_second_step_and_confirms_what_check_read(tmp_path: Path):
-    ran = audit(tmp_path, TRAINER, "--fp16", options=("--format", "json"))
+@pytest.fixture
+def audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Audit:
+    """Runs the command on a script in this process, whose torch is imported already."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(source: str, *arguments: str, options: tuple[str, ...] = ()) -> Ran:
+        (tmp_path / "train.py").write_text(source)
+        code = main(["audit", *options, "train.py", *arguments])
+        captured = capfd.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return run
+
+
+def test_a_fault_is_measured_in_the_second_step_and_confirms_what_check_read(audit: Audit):
+    ran = audit(TRAINER, "--fp16", options=("--format", "json"))
     assert ran.code == 1
     assert [(each["rule"], each["path"], each["line"]) for each in ran.json["report"]["findings"]] == [
         ("clip-before-unscale", "train.py", CLIP_LINE)
@@ -79,53 +92,53 @@ def test_a_fault_is_measured_in_the_second_step_and_confirms_what_check_read(tmp
     assert ran.err.splitlines() == [f"trained step {step} __main__ ['--fp16']" for step in (1, 2)]
 
 
-def test_the_same_script_in_another_configuration_refutes_it(tmp_path: Path):
-    ran = audit(tmp_path, TRAINER, "--fp16", "--unscale", options=("--format", "json"))
+def test_the_same_script_in_another_configuration_refutes_it(audit: Audit):
+    ran = audit(TRAINER, "--fp16", "--unscale", options=("--format", "json"))
     assert ran.json["report"]["findings"] == []
     assert [each["verdict"] for each in ran.json["read"]] == ["refuted"]
     assert ran.code == 0
-    plain = audit(tmp_path, TRAINER, options=("--format", "json"))
+    plain = audit(TRAINER, options=("--format", "json"))
     assert plain.json["report"]["ok"]
     assert [station["what"] for station in plain.json["report"]["order"]].count("'optimizer' steps") == 1
 
 
-def test_a_step_that_never_comes_is_said_plainly_and_is_no_finding(tmp_path: Path):
-    ran = audit(tmp_path, TRAINER, "--steps", "1")
+def test_a_step_that_never_comes_is_said_plainly_and_is_no_finding(audit: Audit):
+    ran = audit(TRAINER, "--steps", "1")
     assert ran.code == 3
     assert "step 2 never came" in ran.out
     assert "the script's end" in ran.err
 
 
-def test_the_script_goes_on_when_it_is_asked_to(tmp_path: Path):
-    ran = audit(tmp_path, TRAINER, "--fp16", options=("--keep-running", "--step", "3"))
+def test_the_script_goes_on_when_it_is_asked_to(audit: Audit):
+    ran = audit(TRAINER, "--fp16", options=("--keep-running", "--step", "3"))
     assert "audit of train.py, step 3: found 1 error" in ran.out
     assert "trained step 4" in ran.err and "the script's end" in ran.err
     assert "train.py ended by itself" in ran.out
 
 
-def test_an_exception_of_the_script_is_told_apart_from_findings(tmp_path: Path):
+def test_an_exception_of_the_script_is_told_apart_from_findings(audit: Audit):
     source = TRAINER.replace("    scaler.update()\n", "    scaler.update()\n    raise OSError('disk full')\n")
-    ran = audit(tmp_path, source, "--fp16", options=("--step", "1"))
+    ran = audit(source, "--fp16", options=("--step", "1"))
     assert ran.code == 3
     assert "train.py raised OSError: disk full" in ran.out
     assert "clip-before-unscale" in ran.out  # what was seen up to it stands
     assert "OSError: disk full" in ran.err and "script.py" not in ran.err
 
 
-def test_the_scripts_own_exit_code_is_told(tmp_path: Path):
-    ran = audit(tmp_path, "import sys\nsys.exit(7)\n")
+def test_the_scripts_own_exit_code_is_told(audit: Audit):
+    ran = audit("import sys\nsys.exit(7)\n")
     assert ran.code == 3 and "ended with exit code 7" in ran.out
 
 
-def test_a_step_that_the_scaler_skips_counts(tmp_path: Path):
+def test_a_step_that_the_scaler_skips_counts(audit: Audit):
     source = TRAINER.replace("scaler.scale(loss).backward()", "scaler.scale(loss * float('inf')).backward()")
-    ran = audit(tmp_path, source, "--fp16", "--unscale", options=("--format", "json"))
+    ran = audit(source, "--fp16", "--unscale", options=("--format", "json"))
     assert ran.json["report"]["steps"] == 1
     assert not any(op["phase"] == "optimizer" for op in ran.json["report"]["ops"])
 
 
-def test_the_report_goes_to_a_file_and_nothing_to_standard_output(tmp_path: Path):
-    ran = audit(tmp_path, TRAINER, "--fp16", options=("--out", "report.txt"))
+def test_the_report_goes_to_a_file_and_nothing_to_standard_output(audit: Audit, tmp_path: Path):
+    ran = audit(TRAINER, "--fp16", options=("--out", "report.txt"))
     assert ran.code == 1 and ran.out == ""
     assert (tmp_path / "report.txt").read_text().startswith("audit of train.py, step 2: found 1 error")
 
@@ -138,6 +151,27 @@ def test_a_module_runs_with_m(tmp_path: Path):
     outcome = json.loads(done.stdout)
     assert (done.returncode, [each["rule"] for each in outcome["report"]["findings"]]) == (1, ["clip-before-unscale"])
     assert [each["verdict"] for each in outcome["read"]] == ["confirmed"]
+
+
+AROUND = """\
+import torch
+from torch import nn
+
+model = nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    for step in range(4):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+def test_a_region_around_the_loop_is_found_at_its_with_although_it_was_entered_before_the_window(audit: Audit):
+    ran = audit(AROUND, options=("--format", "json"))
+    found = [(each["rule"], each["line"]) for each in ran.json["report"]["findings"]]
+    assert found == [("autocast-around-training-loop", 7)]
 
 
 GAN = """\
@@ -160,8 +194,8 @@ for step in range(4):
 """
 
 
-def test_an_iteration_with_two_optimizers_holds_both_from_its_first_forward(tmp_path: Path):
-    ran = audit(tmp_path, GAN, options=("--format", "json"))
+def test_an_iteration_with_two_optimizers_holds_both_from_its_first_forward(audit: Audit):
+    ran = audit(GAN, options=("--format", "json"))
     steps = [station["what"] for station in ran.json["report"]["order"] if "steps" in station["what"]]
     assert steps == ["'for_critic' steps", "'for_generator' steps"]
     assert ran.json["report"]["findings"] == []
@@ -175,7 +209,16 @@ def test_an_iteration_with_two_optimizers_holds_both_from_its_first_forward(tmp_
         (["--step", "0", "x.py"], "is not the number of a step"),
     ],
 )
-def test_wrong_usage_is_told_in_a_line(tmp_path: Path, arguments: list[str], what: str):
-    command = [sys.executable, "-m", "precisionlint", "audit", *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=dict(os.environ))
-    assert done.returncode == 2 and what in done.stderr and "Traceback" not in done.stderr
+def test_wrong_usage_is_told_in_a_line(arguments: list[str], what: str, capfd: pytest.CaptureFixture[str]):
+    try:
+        code = main(["audit", *arguments])
+    except SystemExit as exit_:  # argparse's own
+        code = int(exit_.code or 0)
+    assert code == 2 and what in capfd.readouterr().err
+
+
+def test_a_script_leaves_nothing_behind(audit: Audit):
+    before = sys.argv, sys.path[:], sys.modules["__main__"], torch.nn.Module.__call__, torch.optim.Optimizer.__init__
+    assert audit(TRAINER, "--fp16").code == 1
+    after = sys.argv, sys.path[:], sys.modules["__main__"], torch.nn.Module.__call__, torch.optim.Optimizer.__init__
+    assert after == before

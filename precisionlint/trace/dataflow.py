@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from precisionlint.findings import Place
 from precisionlint.trace.position import Position
 from precisionlint.trace.recorder import Call, Watcher
 
@@ -38,6 +39,8 @@ class Fault:
     message: str
     trace: tuple[Station, ...] = ()
     training: bool = True
+    at: Place | None = None
+    """Where it stands, if not at ``origin``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Dataflow:
     """The tags and faults of one window."""
 
     position: Position
-    faults: dict[tuple[str, int], Fault] = field(default_factory=dict)
+    faults: dict[tuple[str, int | Place], Fault] = field(default_factory=dict)
     _tags: dict[int, Tag] = field(default_factory=dict)
     _copies: dict[int, Copy] = field(default_factory=dict)
     _kept: dict[int, StorageWeakRef] = field(default_factory=dict)
@@ -87,7 +90,7 @@ class Dataflow:
         return tag if tag is not None and tag.kind == kind else None
 
     def found(self, fault: Fault) -> None:
-        self.faults.setdefault((fault.rule, fault.origin), fault)
+        self.faults.setdefault((fault.rule, fault.origin if fault.at is None else fault.at), fault)
 
     def _number(self, tensor: Tensor, keep: bool = False) -> int | None:
         try:
@@ -309,8 +312,21 @@ def weight_copies(flow: Dataflow, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 @watches("mm", "addmm", "bmm", "baddbmm", "convolution")
 def products_of_copies(flow: Dataflow, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
-    copy = flow.stale(args) if in_forward(call) else None
-    if copy is not None:
+    if not is_half(out) or not in_forward(call):
+        return
+    spanning, copy = flow.position.spanning, flow.stale(args)
+    if spanning is not None and flow.position.region is spanning:
+        flow.found(
+            Fault(
+                "autocast-around-training-loop",
+                call.origin,
+                "this autocast region spans optimizer steps: the half copies of the weights that its cache keeps are "
+                "never refreshed, and the model stops learning; enter the region anew for each forward",
+                ((call.origin, "a forward inside it, after a step"),),
+                at=spanning.at,
+            )
+        )
+    elif copy is not None:
         flow.found(
             Fault(
                 "autocast-around-training-loop",

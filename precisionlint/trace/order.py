@@ -121,6 +121,11 @@ class Order:
             regions = [(region, True) for region in regions_in_force()]
         self.position.regions = [region for region, _ in regions]
         self._standing = len(self.position.regions)
+        wide = any(each.dtype is torch.float32 for optimizer in optimizers for each in parameters_of(optimizer))
+        spanning = (
+            each for each, earlier in regions if earlier and each is not None and each.cache and each.at is not None
+        )
+        self.position.spanning = next(spanning, None) if wide else None
         standing = tuple(region for region, earlier in regions if earlier and region is not None)
         self.timeline.emit(Opened(None, (), complete=False, regions=standing))
         for region, earlier in regions:
@@ -205,6 +210,8 @@ class Order:
         region = regions.pop() if regions else None
         if region is not None and torch.is_grad_enabled():
             self.position.last_region = region
+        if region is self.position.spanning:
+            self.position.spanning = None
         self.timeline.emit(Autocast(here(), (), region, region is not None, False))
         self._standing = min(self._standing, len(regions))
         if not regions:

@@ -27,6 +27,8 @@ class Position:
     section: Section = ""
     regions: list[Region | None] = field(default_factory=list)
     """The autocast contexts entered; None for one that is disabled."""
+    spanning: Region | None = None
+    """A region with a weight cache that an earlier iteration entered, over fp32 weights, while it is in force."""
     last_region: Region | None = None
     """The enabled region that was left last while gradients were recorded, since the last step."""
     gradients: bool = False

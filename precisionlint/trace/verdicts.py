@@ -57,7 +57,7 @@ def finding(rule: str, message: str, at: Place, trace: Iterable[Step] = ()) -> F
 def of_dataflow(flow: Dataflow, recorder: Recorder, trained: bool) -> Iterator[Finding]:
     """The faults that chains of ops showed; those of training only where a backward ran."""
     for fault in flow.faults.values():
-        at = _place(recorder, fault.origin)
+        at = fault.at or _place(recorder, fault.origin)
         if at is not None and (trained or not fault.training):
             stations = ((_place(recorder, origin), text) for origin, text in fault.trace)
             yield finding(fault.rule, fault.message, at, (Step(where, text) for where, text in stations if where))
@@ -196,6 +196,8 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
     place and rule.
     """
     found = list(findings)
+    if any(each.rule == "autocast-around-training-loop" for each in found):
+        found = [each for each in found if each.rule != "backward-under-autocast"]  # the same region is the fault
     storage = [each for each in found if each.rule == "bf16-only-weights"]
     measured = [each for each in found if each.rule == "lost-updates"]
     if storage and measured:
