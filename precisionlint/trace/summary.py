@@ -74,7 +74,7 @@ def summarize(
         storage=tuple(storage.records()),
         updates=tuple(_updates(updates, registry)),
         gradients=gradients,
-        notes=tuple(_notes(recorder, updates)),
+        notes=tuple(_notes(recorder, registry, updates)),
         settings=settings,
         meaning=tuple(matmul_meaning(dict(settings), devices)),
         regions=tuple(_regions(timeline.events)),
@@ -137,10 +137,12 @@ def _updates(updates: Updates, registry: Registry) -> Iterable[UpdateRecord]:
         yield UpdateRecord(label, dtype_name(each.parameter.dtype), each.meant, each.lost)
 
 
-def _notes(recorder: Recorder, updates: Updates) -> Iterable[str]:
+def _notes(recorder: Recorder, registry: Registry, updates: Updates) -> Iterable[str]:
     ran = {op_name(recorder.ops[key[0]]) for key in recorder.counts if key[1] in ("forward", "recompute")}
     for name in sorted(ran & OTHER_BACKWARD):
         yield f"{name}: its backward takes another formula under any dispatch mode; gradients differ by about 1e-7"
+    if any(type(root).__name__ == "OptimizedModule" for root in registry.roots.values()):
+        yield "a compiled module ran: of what its compiler fuses, only products left to libraries are seen"
     for optimizer, why in updates.unmeasured.items():
         yield f"lost updates of {optimizer} were not measured: {why}"
 
