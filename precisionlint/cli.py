@@ -137,6 +137,19 @@ def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="an option of the contract, such as quotient=reciprocal",
     )
     verify.add_argument(
+        "--mode",
+        choices=("interpret", "compile"),
+        action="append",
+        help="interpret: run on the CPU and judge; compile: read the compiled code (default: both)",
+    )
+    verify.add_argument(
+        "--target",
+        metavar="TARGET",
+        type=_target,
+        action="append",
+        help="what to compile for: sm_89, sm_90, sm_100, sm_120, gfx942, gfx950 (default: sm_90)",
+    )
+    verify.add_argument(
         "--faults", action="store_true", help="verify the verifier: kernels with planted faults, which it must catch"
     )
     verify.add_argument("--contracts", action="store_true", help="list the contracts with their launchers and options")
@@ -194,6 +207,14 @@ def _assumption(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _target(text: str) -> str:
+    from precisionlint.verify import TARGETS
+
+    if text not in TARGETS:
+        raise argparse.ArgumentTypeError(f"'{text}' is none of {', '.join(TARGETS)}")
+    return text
+
+
 def _option(text: str) -> tuple[str, str]:
     name, equals, value = (part.strip() for part in text.partition("="))
     if not (name and equals and value):
@@ -226,7 +247,7 @@ def _check(options: argparse.Namespace) -> Outcome:
 
 def _verify(options: argparse.Namespace) -> Outcome:
     from precisionlint.report import verified
-    from precisionlint.verify import describe_contracts, prove, verify
+    from precisionlint.verify import DEFAULT_MODES, describe_contracts, prove, verify
 
     if options.contracts:
         return Outcome(0, describe_contracts())
@@ -247,6 +268,8 @@ def _verify(options: argparse.Namespace) -> Outcome:
         options.launcher,
         contract=options.contract,
         options=dict(options.option),
+        modes=options.mode or DEFAULT_MODES,
+        targets=options.target or ["sm_90"],
         progress=progress,
     )
     for error in verification.errors:

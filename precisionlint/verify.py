@@ -14,16 +14,34 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from precisionlint.kernels.outcome import Mode, Outcome, Proof, Proofs, Tried, Verification, Violation
+from precisionlint.kernels.outcome import (
+    MODES,
+    Compiled,
+    Evidence,
+    Mode,
+    Multiplication,
+    Outcome,
+    Proof,
+    Proofs,
+    Tried,
+    Verification,
+    Violation,
+)
 
 Progress = Callable[[str, str], None]
 """Told of each kernel and case before it runs."""
 
-NOT_MODELLED = {
+DEFAULT_MODES: tuple[Mode, ...] = MODES
+
+TARGETS = ("sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950")
+"""What the mode 'compile' can compile for."""
+
+NOT_LOOKED_AT: Mapping[Mode, tuple[str, ...]] = {
     "interpret": (
-        "the interpreter multiplies in fp32: the width of a tensor core's accumulator was not looked at",
-        "the interpreter runs one program after the other: races between programs were not looked at",
+        "the interpreter multiplies in fp32: the width of a tensor core's accumulator did not show in the results",
+        "the interpreter runs one program after the other: races between programs did not show",
     ),
+    "compile": ("only the launch for the first input was compiled, with its sizes and strides",),
 }
 
 
@@ -32,20 +50,23 @@ def verify(
     *,
     contract: str | None = None,
     options: Mapping[str, str] | None = None,
-    modes: Sequence[Mode] = ("interpret",),
+    modes: Sequence[Mode] = DEFAULT_MODES,
+    targets: Sequence[str] = ("sm_90",),
     kernels: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Verification:
     """Holds a launcher (MODULE:LAUNCHER or FILE.py:LAUNCHER) against a contract, or the bundled kernels against theirs.
 
-    `options` are the contract's, by name; `kernels` limits a run of the bundled ones to these names. A launcher that
-    cannot be loaded, an unknown contract or option, and a worker that dies are errors of the result; nothing raises.
+    `options` are the contract's, by name; `targets` are those of the mode 'compile' (TARGETS); `kernels` limits a run
+    of the bundled ones to these names. A launcher that cannot be loaded, an unknown contract or option, and a worker
+    that dies are errors of the result; nothing raises.
     """
     if missing := _missing():
         return Verification((), (), (missing,))
     outcomes: list[Outcome] = []
     errors: list[str] = []
     unchecked: list[str] = []
+    compiled: list[Compiled] = []
     for mode in modes:
         request = {
             "mode": mode,
@@ -54,19 +75,22 @@ def verify(
             "options": dict(options or {}),
             "kernels": None if kernels is None else list(kernels),
             "faults": False,
-            "device": "cuda" if mode == "native" else "cpu",
+            "device": "cpu",
+            "targets": list(targets),
         }
         for message in _answers(request):
             if "case" in message and progress is not None:
                 progress(message["kernel"], message["case"])
             elif "outcome" in message:
                 outcomes.append(_outcome(message["outcome"]))
-            elif "error" in message:
+            elif "compiled" in message:
+                compiled.append(_compiled(message["compiled"]))
+            elif "error" in message and message["error"] not in errors:
                 errors.append(message["error"])
-        unchecked += NOT_MODELLED.get(mode, ())
-    if "native" not in modes:
-        unchecked.append("nothing ran on a GPU")
-    return Verification(tuple(outcomes), tuple(unchecked), tuple(errors))
+        unchecked += NOT_LOOKED_AT[mode]
+    unchecked += [f"no launcher ran in the mode {mode}" for mode in MODES if mode not in modes]
+    unchecked.append("nothing ran on a GPU: neither its arithmetic nor its speed was looked at")
+    return Verification(tuple(outcomes), tuple(unchecked), tuple(errors), tuple(compiled))
 
 
 def prove(*, kernels: Sequence[str] | None = None, progress: Progress | None = None) -> Proofs:
@@ -135,6 +159,17 @@ def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if code:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
         yield {"error": f"the process that runs the kernels {how}{last}"}
+
+
+def _compiled(fields: dict[str, Any]) -> Compiled:
+    return Compiled(
+        **{
+            **fields,
+            "products": tuple(Multiplication(**each) for each in fields["products"]),
+            "evidence": tuple(Evidence(**each) for each in fields["evidence"]),
+            "divisions": tuple((name, count) for name, count in fields["divisions"]),
+        }
+    )
 
 
 def _outcome(fields: dict[str, Any]) -> Outcome:

@@ -1,14 +1,20 @@
 """`verify` holds bundled and users' launchers against their contracts, and says what it found and did not look at."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from precisionlint import cli
-from precisionlint.kernels.outcome import Outcome, Tried, Verification, Violation
+from precisionlint.kernels import contracts
+from precisionlint.kernels.contracts import ContractError
+from precisionlint.kernels.outcome import Compiled, Evidence, Multiplication, Outcome, Tried, Verification, Violation
+from precisionlint.kernels.worker import LauncherError, load
 from precisionlint.report import verified
 from precisionlint.verify import prove, verify
 
@@ -49,6 +55,24 @@ def dies(x):
 not_a_function = 3
 """
 
+HALF = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def kernel(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    value = tl.load(x + i)
+    tl.store(y + i, value + value)
+
+def launch(x):
+    x = x.bfloat16().contiguous()
+    y = torch.empty_like(x)
+    kernel[(1,)](x, y, N=64)
+    return y, y
+"""
+
+interpreted = partial(verify, modes=("interpret",))
+
 
 @pytest.fixture
 def kernels(tmp_path: Path) -> Path:
@@ -58,7 +82,7 @@ def kernels(tmp_path: Path) -> Path:
 
 
 def test_a_users_launcher_that_keeps_its_contract_passes(kernels: Path) -> None:
-    verification = verify(f"{kernels}:launch", contract="quantize_1x128", options={"floor": "1e-10"})
+    verification = interpreted(f"{kernels}:launch", contract="quantize_1x128", options={"floor": "1e-10"})
     (outcome,) = verification.outcomes
     assert outcome.sound, [tried for tried in outcome.tried if tried.violations]
     assert len(outcome.tried) > 20
@@ -67,7 +91,7 @@ def test_a_users_launcher_that_keeps_its_contract_passes(kernels: Path) -> None:
 
 
 def test_a_wrong_scale_is_told_with_its_place_and_size(kernels: Path) -> None:
-    verification = verify(f"{kernels}:careless", contract="quantize_1x128", options={"floor": "1e-10"})
+    verification = interpreted(f"{kernels}:careless", contract="quantize_1x128", options={"floor": "1e-10"})
     (outcome,) = verification.outcomes
     assert verification.exit_code == 1
     broken = {violation.clause for tried in outcome.tried for violation in tried.violations}
@@ -79,36 +103,59 @@ def test_a_wrong_scale_is_told_with_its_place_and_size(kernels: Path) -> None:
 
 
 def test_an_undeclared_floor_is_told(kernels: Path) -> None:
-    (outcome,) = verify(f"{kernels}:launch", contract="quantize_1x128").outcomes
+    (outcome,) = interpreted(f"{kernels}:launch", contract="quantize_1x128").outcomes
     broken = {tried.case for tried in outcome.tried if tried.violations}
     assert broken == {"a different size in each row and block", "blocks down to subnormal numbers"}
 
 
 def test_a_launcher_of_another_form_is_told_what_is_expected(kernels: Path) -> None:
-    (outcome,) = verify(f"{kernels}:shapeless", contract="quantize_1x128").outcomes
+    (outcome,) = interpreted(f"{kernels}:shapeless", contract="quantize_1x128").outcomes
     assert {violation.allowed for tried in outcome.tried for violation in tried.violations} == {
         "2 tensors (codes, scales)"
     }
 
 
 @pytest.mark.parametrize(
-    ("launcher", "contract", "options", "said"),
+    ("launcher", "said"),
     [
-        ("{}:absent", "quantize_1x128", {}, "AttributeError"),
-        ("no_such_module:launch", "quantize_1x128", {}, "No module named 'no_such_module'"),
-        ("{}:kernel", "quantize_1x128", {}, "is a Triton kernel; a launcher is a Python function of tensors"),
-        ("{}:not_a_function", "quantize_1x128", {}, "is no function"),
-        ("{}:launch", "quantise_1x128", {}, "did you mean 'quantize_1x128'?"),
-        ("{}:launch", "quantize_1x128", {"quotiant": "ieee"}, "did you mean 'quotient'?"),
-        ("{}:launch", "quantize_1x128", {"quotient": "exact"}, "one of full, ieee, reciprocal"),
-        ("{}:launch", "quantize_1x128", {"floor": "low"}, "one of undeclared, a number"),
-        ("{}:dies", "quantize_1x128", {}, "was killed by signal 9, at "),
+        ("{}:absent", "AttributeError"),
+        ("no_such_module:launch", "No module named 'no_such_module'"),
+        ("{}:kernel", "is a Triton kernel; a launcher is a Python function of tensors"),
+        ("{}:not_a_function", "is no function"),
     ],
 )
-def test_what_cannot_run_is_one_line_and_exit_code_2(
-    kernels: Path, launcher: str, contract: str, options: dict[str, str], said: str
+def test_what_is_no_launcher_is_told_in_one_line(
+    kernels: Path, launcher: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verification = verify(launcher.format(kernels), contract=contract, options=options)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    with pytest.raises(LauncherError, match=re.escape(said)) as raised:
+        load(launcher.format(kernels))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("contract", "options", "said"),
+    [
+        ("quantise_1x128", {}, "did you mean 'quantize_1x128'?"),
+        ("quantize_1x128", {"quotiant": "ieee"}, "did you mean 'quotient'?"),
+        ("quantize_1x128", {"quotient": "exact"}, "one of full, ieee, reciprocal"),
+        ("quantize_1x128", {"floor": "low"}, "one of undeclared, a number"),
+    ],
+)
+def test_an_unknown_contract_or_option_is_told_with_what_there_is(
+    contract: str, options: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ContractError, match=re.escape(said)):
+        contracts.find(contract).resolve(options)
+
+
+@pytest.mark.parametrize(
+    ("contract", "said"),
+    [("quantise_1x128", "did you mean 'quantize_1x128'?"), ("quantize_1x128", "was killed by signal 9, at ")],
+)
+def test_what_cannot_run_is_one_line_and_exit_code_2(kernels: Path, contract: str, said: str) -> None:
+    verification = interpreted(f"{kernels}:dies", contract=contract)
     assert verification.exit_code == 2
     (error,) = verification.errors
     assert said in error
@@ -118,13 +165,20 @@ def test_what_cannot_run_is_one_line_and_exit_code_2(
 def test_the_command_verifies_a_module_of_the_working_directory(kernels: Path) -> None:
     command = [sys.executable, "-m", "precisionlint", "verify", "my_kernels:launch", "--contract", "quantize_1x128"]
     ran = subprocess.run(
-        [*command, "--option", "floor=1e-10", "--format", "json"], cwd=kernels.parent, capture_output=True, text=True
+        [*command, "--option", "floor=1e-10", "--format", "json", "--target", "sm_90", "--target", "gfx942"],
+        cwd=kernels.parent,
+        capture_output=True,
+        text=True,
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     report = json.loads(ran.stdout)
     assert report["schema"] == 1
     assert report["outcomes"][0]["path"] == "my_kernels.py"
     assert report["outcomes"][0]["contract"] == "quantize_1x128"
+    assert [(built["kernel"], built["target"]) for built in report["compiled"]] == [
+        ("kernel", "sm_90"),
+        ("kernel", "gfx942"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -135,6 +189,7 @@ def test_the_command_verifies_a_module_of_the_working_directory(kernels: Path) -
         ["--option", "floor=0"],
         ["m", "--contract", "quantize_1x128"],
         ["m:launch", "--contract", "quantize_1x128", "--option", "floor"],
+        ["--target", "sm_80"],
     ],
 )
 def test_options_that_make_no_sense_together_are_wrong_usage(
@@ -158,10 +213,10 @@ def test_the_contracts_are_listed_with_their_launchers(capsys: pytest.CaptureFix
 
 def test_the_bundled_kernels_keep_their_contracts_and_progress_is_told() -> None:
     seen: list[str] = []
-    verification = verify(progress=lambda kernel, case: seen.append(kernel))
+    verification = interpreted(kernels=BUNDLED, progress=lambda kernel, case: seen.append(kernel))
     assert verification.errors == ()
     assert [outcome.kernel for outcome in verification.outcomes if not outcome.sound or outcome.refused] == []
-    assert set(seen) == {outcome.kernel for outcome in verification.outcomes}
+    assert set(seen) == {outcome.kernel for outcome in verification.outcomes} == set(BUNDLED)
 
 
 def test_a_report_names_clause_count_place_and_bound() -> None:
@@ -184,21 +239,52 @@ def test_a_kernel_that_could_not_be_judged_is_not_counted_as_sound() -> None:
     assert lines[1] == "0 kept to their contract, 0 broke it, 1 could not be judged"
 
 
+def test_what_the_interpreter_refuses_is_still_compiled(tmp_path: Path) -> None:
+    path = tmp_path / "half.py"
+    path.write_text(HALF, encoding="utf-8")
+    verification = verify(f"{path}:launch", contract="quantize_row", options={"floor": "0"})
+    (outcome,) = verification.outcomes
+    assert "arithmetic of bf16 numbers" in outcome.refused
+    assert [(built.kernel, built.failed) for built in verification.compiled] == [("kernel", "")]
+    assert "0 kept to their contract, 0 broke it, 1 could not be judged" in list(verified.render(verification))
+
+
+def test_compiled_code_is_told_with_its_findings() -> None:
+    product = Multiplication("f8E4M3FN", "f8E4M3FN", "f32", "never", "k.py", 9)
+    evidence = Evidence("triton-imprecise-fp8-dot", "error", "the sum stays there", "k.py", 9)
+    built = Compiled("kernel", "sm_90", "m:launch", (product,), (evidence,), (("div.full.f32", 2),), 40, None, 0, 1.0)
+    verification = Verification((), (), (), (built, replace(built, launcher="m:other")))
+    assert verification.exit_code == 1
+    assert list(verified.render(verification)) == [
+        "k.py:9: error triton-imprecise-fp8-dot: kernel for sm_90: the sum stays there",
+        "kernel for sm_90: 40 registers, unknown bytes spilled, 0 bytes of shared memory",
+        "  k.py:9: f8E4M3FN x f8E4M3FN -> f32, promoted to fp32: never",
+        "  divides with div.full.f32 (2)",
+        "  launched by m:launch, m:other",
+        "2 compiled, 0 did not; 2 findings in compiled code",
+    ]
+
+
+BUNDLED = [
+    "cast to e4m3fn",
+    "cast to bf16",
+    "quantize_tensor e5m2 fp32",
+    "quantize_row e4m3fn power-of-two",
+    "quantize_1x128 e4m3fn fp32",
+    "quantize_128x128 e4m3fn fp32",
+    "dequantize 1x128 to fp32",
+    "gemm_blockscaled e4m3fn to bf16",
+]
+
 SAMPLE = [
     "128x128: amax of the first row",
     "128x128: no floor",
-    "1x128: int32 offsets",
-    "1x128: truncated",
-    "1x128: half rounded up",
-    "1x128: NaN dropped",
-    "1x128: writes to its input",
-    "1x128: drops the ragged end",
+    "128x128: int32 offsets",
+    "cast: truncated",
     "cast: through fp16",
-    "dequantize: times a rounded inverse of the inverse",
-    "gemm: partial sum in tf32",
-    "gemm: trailing scale dropped",
     "tensor: NaN for zero",
-    "gemm: operands scaled to fp32",
+    "1x128: writes to its input",
+    "gemm: partial sum in tf32",
     "128x128: as it should be",
     "128x128: inverse of its own",
 ]

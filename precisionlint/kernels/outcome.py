@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Mode = Literal["interpret", "compile", "native"]
+Mode = Literal["interpret", "compile"]
 
-MODES: tuple[Mode, ...] = ("interpret", "compile", "native")
+MODES: tuple[Mode, ...] = ("interpret", "compile")
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,47 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Multiplication:
+    """A dot in compiled code: MLIR's names of the operands' and the result's types, and when the sum is promoted."""
+
+    a: str
+    b: str
+    result: str
+    promotion: str
+    path: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a rule says of compiled code."""
+
+    rule: str
+    severity: str
+    message: str
+    path: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel, compiled for one target. None is what no tool could say."""
+
+    kernel: str
+    target: str
+    launcher: str = ""
+    products: tuple[Multiplication, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    divisions: tuple[tuple[str, int], ...] = ()
+    registers: int | None = None
+    spills: int | None = None
+    shared: int | None = None
+    """Bytes of shared memory of a program."""
+    seconds: float = 0.0
+    failed: str = ""
+
+
+@dataclass(frozen=True)
 class Verification:
     """A whole run. `errors` are launchers that could not be loaded or workers that died, one line each."""
 
@@ -63,13 +104,15 @@ class Verification:
     unchecked: tuple[str, ...]
     """What nothing in this run looked at, one sentence each."""
     errors: tuple[str, ...] = ()
+    compiled: tuple[Compiled, ...] = ()
 
     @property
     def exit_code(self) -> int:
-        """2 where something could not be run, 1 where a contract is broken, else 0."""
+        """2 where something could not be run, 1 where a contract is broken or a rule found a fault, else 0."""
         if self.errors:
             return 2
-        return int(any(not outcome.sound for outcome in self.outcomes))
+        found = any(each.severity != "info" for built in self.compiled for each in built.evidence)
+        return int(found or any(not outcome.sound for outcome in self.outcomes))
 
 
 @dataclass(frozen=True)

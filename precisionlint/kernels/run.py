@@ -55,7 +55,7 @@ def place_of(launch: Callable[..., Any]) -> tuple[str, int]:
         function = function.func
     try:
         function = inspect.unwrap(function)
-        return _shown(inspect.getsourcefile(function) or ""), inspect.getsourcelines(function)[1]
+        return shown(inspect.getsourcefile(function) or ""), inspect.getsourcelines(function)[1]
     except (TypeError, OSError):
         return "", 0
 
@@ -108,11 +108,12 @@ def _where(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if path.is_file() and path not in (own, Path(__file__)) and not {"triton", "torch", "numpy"} & set(path.parts):
-            return f" (at {_shown(frame.filename)}:{frame.lineno})"
+            return f" (at {shown(frame.filename)}:{frame.lineno})"
     return ""
 
 
-def _shown(path: str) -> str:
+def shown(path: str) -> str:
+    """The path from the working directory, where it lies below it."""
     try:
         return Path(path).resolve().relative_to(Path.cwd()).as_posix()
     except ValueError:

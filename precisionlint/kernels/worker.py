@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -29,6 +30,7 @@ class LauncherError(Exception):
 def main() -> int:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")  # about a default of triton's next version
     request = json.load(sys.stdin)
     if request["mode"] == "interpret":
         os.environ["TRITON_INTERPRET"] = "1"
@@ -57,8 +59,9 @@ def _verify(request: dict[str, Any], answers: TextIO) -> None:
         if request["faults"]:
             _prove(request["kernels"], answers)
         else:
+            verify_one = _compile if request["mode"] == "compile" else _one
             for subject in _subjects(request):
-                _one(subject, request, answers)
+                verify_one(subject, request, answers)
 
 
 def _subjects(request: dict[str, Any]) -> Iterator[Any]:
@@ -90,6 +93,27 @@ def _one(subject: Any, request: dict[str, Any], answers: TextIO) -> None:
     path, line = place_of(subject.launch)
     outcome = Outcome(subject.name, contract.name, request["mode"], path, line, tuple(tried), refused)
     _say(answers, {"outcome": asdict(outcome)})
+
+
+def _compile(subject: Any, request: dict[str, Any], answers: TextIO) -> None:
+    from precisionlint.kernels import contracts
+    from precisionlint.kernels.compiled import compile_for, launches
+
+    contract = contracts.find(subject.contract)
+    case = next(contract.cases(contract.resolve(subject.options)))
+    try:
+        caught = launches(subject.launch, case.make())
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        _say(answers, {"error": f"{subject.name}: raised before or after its launch, whose kernel did not run: {text}"})
+        return
+    if not caught:
+        _say(answers, {"error": f"{subject.name}: launches no Triton kernel"})
+    for target in request["targets"]:
+        for launch in caught:
+            _say(answers, {"kernel": subject.name, "case": f"{launch.function.__name__} for {target}"})
+            built = compile_for(launch, target)
+            _say(answers, {"compiled": {**asdict(built), "launcher": subject.name}})
 
 
 def _prove(names: list[str] | None, answers: TextIO) -> None:

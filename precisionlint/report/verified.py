@@ -4,11 +4,11 @@ It knows `kernels.outcome` and what findings look like, not how anything was ver
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TextIO
 
-from precisionlint.kernels.outcome import Outcome, Proofs, Tried, Verification
+from precisionlint.kernels.outcome import Compiled, Outcome, Proofs, Tried, Verification
 
 SCHEMA = 1
 RULE = "kernel-breaks-contract"
@@ -18,10 +18,18 @@ def render(verification: Verification, *, verbose: bool = False) -> Iterator[str
     """The report's lines, without the errors, which belong on another stream."""
     for outcome in verification.outcomes:
         yield from _outcome(outcome, verbose)
+    for lines, launchers in _alike(verification.compiled).items():
+        yield from lines
+        yield f"  launched by {', '.join(launchers)}"
     broken = sum(not outcome.sound for outcome in verification.outcomes)
     refused = sum(bool(outcome.refused) for outcome in verification.outcomes)
-    kept = len(verification.outcomes) - broken - refused
-    yield f"{kept} kept to their contract, {broken} broke it, {refused} could not be judged"
+    if verification.outcomes:
+        kept = len(verification.outcomes) - broken - refused
+        yield f"{kept} kept to their contract, {broken} broke it, {refused} could not be judged"
+    if verification.compiled:
+        failed = sum(bool(built.failed) for built in verification.compiled)
+        evidence = sum(len(built.evidence) for built in verification.compiled)
+        yield f"{len(verification.compiled) - failed} compiled, {failed} did not; {evidence} findings in compiled code"
     for sentence in verification.unchecked:
         yield f"not checked: {sentence}"
 
@@ -54,6 +62,37 @@ def progress_line(stream: TextIO) -> Callable[[str, str], None]:
             print(f"\r\x1b[K{kernel}: {case}"[:100], end="", file=stream, flush=True)
 
     return show
+
+
+def _alike(compiled: Sequence[Compiled]) -> Mapping[tuple[str, ...], list[str]]:
+    """What is said of compiled kernels, each text once, with the launchers of which it is said."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for built in compiled:
+        found.setdefault(tuple(_compiled(built)), []).append(built.launcher)
+    return found
+
+
+def _compiled(built: Compiled) -> Iterator[str]:
+    what = f"{built.kernel} for {built.target}"
+    if built.failed:
+        yield f"{what}: does not compile: {built.failed}"
+        return
+    for each in built.evidence:
+        yield f"{each.path}:{each.line}: {each.severity} {each.rule}: {what}: {each.message}"
+    unit = "registers" if built.target.startswith("gfx") else "bytes"
+    yield (
+        f"{what}: {_known(built.registers)} registers, {_known(built.spills)} {unit} spilled, "
+        f"{_known(built.shared)} bytes of shared memory"
+    )
+    for product in built.products:
+        place = f"{product.path}:{product.line}" if product.line else "somewhere"
+        yield f"  {place}: {product.a} x {product.b} -> {product.result}, promoted to fp32: {product.promotion}"
+    if built.divisions:
+        yield f"  divides with {', '.join(f'{name} ({count})' for name, count in built.divisions)}"
+
+
+def _known(number: int | None) -> str:
+    return "unknown" if number is None else str(number)
 
 
 def _outcome(outcome: Outcome, verbose: bool) -> Iterator[str]:
