@@ -81,6 +81,10 @@ class Order:
         self._normed: list[Event] = []
         """The readings of gradient norms since the last step."""
         self._clipped = False
+        self._tested = False
+        """Whether the program has brought a number to the host since the gradients stood, as a test for finite ones
+        does.
+        """
         self._scale_was_read = False
         """Whether the program has asked for the scale since the last step: then what it does to gradients by hand may
         carry it.
@@ -148,6 +152,7 @@ class Order:
 
     def install(self, patches: Patches) -> list[Any]:
         """Puts the patches in place; returns the handles of hooks to remove."""
+        self.registry.births.install(patches)
         patches.replace(nn.Module, "__call__", self._module_call)
         patches.replace(autocast, "__enter__", self._enter)
         patches.replace(autocast, "__exit__", self._exit)
@@ -375,6 +380,8 @@ class Order:
         does to them.
         """
         name = func._overloadpacket.__name__
+        if name == "_local_scalar_dense":
+            self._tested = True
         if name not in NORMS and name not in SCALINGS and name not in CLAMPS and name not in ZEROS:
             return "clip" if self._clip is not None and self._clip_frame() is self._clip else None
         if not self._storages:
@@ -489,7 +496,7 @@ class Order:
         if not self._stepping:
             named = self._optimizer(optimizer)
             if not any(name == "step" for _, name in self._scaling):
-                self.timeline.emit(Step(here(), (), named, None))
+                self.timeline.emit(Step(here(), (), named, None, guarded=self._tested))
                 self._stepped(optimizer)
         self._stepping.append(optimizer)
         closures = [*args[1:], *kwargs.values()]
@@ -528,6 +535,7 @@ class Order:
         self._clip = None
         self._normed = []
         self._clipped = False
+        self._tested = False
         self._scale_was_read = False
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, frame: FrameType | None = None) -> Named:
@@ -535,9 +543,11 @@ class Order:
         if new:
             parameters = [each for each in parameters_of(optimizer) if each.requires_grad]
             for dtype in {each.dtype for each in parameters if each.dtype in (torch.float16, torch.bfloat16)}:
-                weights = self.registry.weights(each for each in parameters if each.dtype is dtype)
+                halves = [each for each in parameters if each.dtype is dtype]
+                weights = self.registry.weights(halves)
                 name = str(dtype).removeprefix("torch.")
-                self.timeline.emit(WeightsTake(None, (), weights, name, f"they stand in {name}"))
+                took = self.registry.births.place(halves[0])
+                self.timeline.emit(WeightsTake(took, (), weights, name, f"they stand in {name}"))
             cls = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
             plain = cls.startswith("torch.optim.")
             if plain:
@@ -545,8 +555,10 @@ class Order:
             rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
             rate = number(rate)
             weights = self.registry.weights(parameters)
-            made = self.registry.places.get(id(optimizer))
-            self.timeline.emit(Owns(made, (), named, weights, cls, rate, False if plain else None))
+            made = self.registry.births.place(optimizer)
+            fused = optimizer.param_groups[0].get("fused") if optimizer.param_groups else None
+            settings = (("fused", True),) if fused else ()
+            self.timeline.emit(Owns(made, (), named, weights, cls, rate, False if plain else None, settings))
         return named
 
     def _scaler(self, scaler: Any, frame: FrameType | None = None) -> Named:
@@ -558,7 +570,7 @@ class Order:
             names = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
             found = ((each, getattr(scaler, f"_{each}", None)) for each in names)
             settings = tuple((each, value) for each, value in found if value is not None)
-            made = self.registry.places.get(id(scaler))
+            made = self.registry.births.place(scaler)
             self.timeline.emit(ScalerMade(made, (), named, cls, Known(bool(scaler.is_enabled())), settings))
         return named
 

@@ -2,7 +2,7 @@
 them.
 
 Weights are named by their path in the model, so that a set of them can be told by its roots (``("model",)`` for a
-whole one). A parameter that no known module holds is known by a number alone.
+whole one). A parameter that an optimizer was met with before its model is named below the optimizer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from precisionlint.events import Named, WeightPath, Weights
-from precisionlint.findings import Place
+from precisionlint.trace.births import Births
 from precisionlint.trace.places import name_of
 
 
@@ -29,11 +29,12 @@ class Registry:
         self.numbers: dict[int, int] = {}
         self.parameters: list[nn.Parameter | torch.Tensor] = []
         self.names: list[WeightPath] = []
+        """A parameter's path in events. It stays, also where a model that is met later gives the parameter a label."""
+        self._labels: list[tuple[str, str] | None] = []
         self.parameter_numbers: dict[int, int] = {}
         self.optimizers: dict[int, tuple[torch.optim.Optimizer, Named]] = {}
         self.scalers: dict[int, tuple[Any, Named]] = {}
-        self.places: dict[int, Place] = {}
-        """Optimizer or scaler (by ``id``) -> where it was made, if anyone saw it."""
+        self.births = Births()
         self._kept: list[nn.Module] = []
         self._totals: dict[WeightPath, int] = {}
 
@@ -67,7 +68,7 @@ class Registry:
                 self.paths.append((name, path))
                 self._kept.append(each)
         for path, parameter in module.named_parameters():
-            self._add_parameter(parameter, (name, *path.split(".")))
+            self._add_parameter(parameter, (name, *path.split(".")), (name, path))
         return self.numbers[id(module)]
 
     def module(self, module: nn.Module, frame: FrameType | None) -> int:
@@ -77,29 +78,27 @@ class Registry:
             number = self.add_root(module, name_of(module, frame) or type(module).__name__)
         return number
 
-    def _add_parameter(self, parameter: torch.Tensor, path: WeightPath) -> int:
+    def _add_parameter(self, parameter: torch.Tensor, path: WeightPath, label: tuple[str, str] | None) -> int:
         number = self.parameter_numbers.get(id(parameter))
         if number is None:
             number = self.parameter_numbers[id(parameter)] = len(self.parameters)
             self.parameters.append(parameter)
             self.names.append(path)
+            self._labels.append(label)
             self._totals.clear()
-        elif self.names[number][0] is None and path[0] is not None:
-            self.names[number] = path
-            self._totals.clear()
+        elif self._labels[number] is None:
+            self._labels[number] = label
         return number
 
     def parameter(self, parameter: torch.Tensor) -> int:
-        """The number of a parameter; an unknown one gets one without a name."""
+        """The number of a parameter; an unknown one gets a path of its own."""
         number = self.parameter_numbers.get(id(parameter))
-        return self._add_parameter(parameter, (None, len(self.parameters))) if number is None else number
+        return self._add_parameter(parameter, (len(self.parameters),), None) if number is None else number
 
     def label(self, number: int) -> str:
         """A parameter's name for people."""
-        root, *path = self.names[number]
-        if root is None:
-            return f"parameter {path[0]}"
-        return self.prefixed(str(root), ".".join(map(str, path)))
+        label = self._labels[number]
+        return f"parameter {number}" if label is None else self.prefixed(*label)
 
     def module_label(self, number: int) -> str:
         """A module's path for people; empty for number 0."""
@@ -140,6 +139,8 @@ class Registry:
             return known[1], False
         named = Named(id(optimizer), name_of(optimizer, frame) or type(optimizer).__name__)
         self.optimizers[id(optimizer)] = (optimizer, named)
+        for position, parameter in enumerate(parameters_of(optimizer)):
+            self._add_parameter(parameter, (id(optimizer), position), None)
         return named, True
 
     def scaler(self, scaler: Any, frame: FrameType | None) -> tuple[Named, bool]:
@@ -171,5 +172,5 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _prefixes(path: WeightPath) -> list[WeightPath]:
-    """From the shortest down; a nameless parameter has only its own path."""
-    return [path[:length] for length in range(1 if path[0] is not None else len(path), len(path) + 1)]
+    """From the shortest down."""
+    return [path[:length] for length in range(1, len(path) + 1)]

@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from precisionlint.audit_report import AuditReport
 from precisionlint.events import Region
-from precisionlint.findings import Place
+from precisionlint.trace.births import Births
 from precisionlint.trace.order import subclasses
 from precisionlint.trace.patches import Patches
 from precisionlint.trace.places import here, users_frame
@@ -66,8 +66,7 @@ class Watch:
         self.report: AuditReport | None = None
         self.regions: list[tuple[Region | None, int]] = []
         """The autocast contexts entered, each with the number of steps before it."""
-        self.places: dict[int, Place] = {}
-        """Optimizer or scaler (by ``id``) -> where it was made."""
+        self.births = Births()
         self._scalers: dict[int, Any] = {}
         self._alive: dict[int, Any] = {}
         self._stepping: list[Any] = []
@@ -89,8 +88,7 @@ class Watch:
         patches.replace(torch.autograd, "_engine_run_backward", self._backward)
         patches.replace(autocast, "__enter__", self._enter)
         patches.replace(autocast, "__exit__", self._exit)
-        patches.replace(torch.optim.Optimizer, "__init__", self._made)
-        patches.replace(GradScaler, "__init__", self._made)
+        self.births.install(patches)
         for cls in (GradScaler, *subclasses(GradScaler)):
             if "step" in vars(cls):
                 patches.replace(cls, "step", self._scaler_step)
@@ -141,15 +139,6 @@ class Watch:
             return original(context, *error)
 
         return __exit__
-
-    def _made(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __init__(made: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            place = here()
-            original(made, *args, **kwargs)
-            if place is not None:
-                self.places[id(made)] = place
-
-        return __init__
 
     def _scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -209,7 +198,7 @@ class Watch:
     def _open(self) -> None:
         frame = users_frame(sys._getframe(1))
         self.audit = Audit(None, self._alive.values(), list(self._scalers.values()), name=self.name, values=self.values)
-        self.audit.registry.places.update(self.places)
+        self.audit.registry.births.learn(self.births)
         self.audit.open(frame, [(region, before < self.total) for region, before in self.regions])
 
     def _close(self, error: BaseException | None) -> None:

@@ -1,0 +1,76 @@
+"""Where optimizers and scalers were made and where weights took a half dtype, for as long as someone watches.
+
+What was made before the watch began has no place; a finding then stands where the step met it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from precisionlint.findings import Place
+from precisionlint.trace.patches import Patches
+from precisionlint.trace.places import here
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Births:
+    """Objects and their places; it keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[weakref.ref[Any], Place]] = {}
+        self._applying = False
+
+    def install(self, patches: Patches) -> None:
+        """Begins to watch."""
+        patches.replace(torch.optim.Optimizer, "__init__", self._made)
+        patches.replace(GradScaler, "__init__", self._made)
+        patches.replace(nn.Module, "_apply", self._apply)
+
+    def place(self, thing: Any) -> Place | None:
+        """Where it was made, or took its dtype."""
+        known = self._places.get(id(thing))
+        return known[1] if known is not None and known[0]() is thing else None
+
+    def note(self, thing: Any, place: Place | None) -> None:
+        if place is not None:
+            self._places[id(thing)] = (weakref.ref(thing), place)
+
+    def learn(self, other: Births) -> None:
+        """Takes over what another watch has seen."""
+        self._places.update(other._places)
+
+    def _made(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(made: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            place = here()
+            original(made, *args, **kwargs)
+            self.note(made, place)
+
+        return __init__
+
+    def _apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``half()``, ``bfloat16()`` and ``to(dtype)`` of a module all come through here, children by recursion."""
+
+        def _apply(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._applying:
+                return original(module, *args, **kwargs)
+            before = {id(each): each.dtype for each in module.parameters()}
+            self._applying = True
+            try:
+                result = original(module, *args, **kwargs)
+            finally:
+                self._applying = False
+            changed = [each for each in module.parameters() if before.get(id(each)) is not each.dtype]
+            place = here() if changed else None
+            for each in changed:
+                if each.dtype in HALF:
+                    self.note(each, place)
+            return result
+
+        return _apply
