@@ -24,6 +24,7 @@ MEASURED = frozenset(
         "bf16-only-weights",
         "clip-before-unscale",
         "double-unscale",
+        "function-without-custom-fwd",
         "missing-scaler-update",
         "scaled-gradients-read",
         "scaler-with-bf16",

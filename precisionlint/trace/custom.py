@@ -8,6 +8,7 @@ Extension calls through pybind are not seen.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from types import CodeType
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor
 
 from precisionlint.events import CustomOp, Event
+from precisionlint.findings import Place
 from precisionlint.trace.patches import Patches
-from precisionlint.trace.places import definition, here
+from precisionlint.trace.places import definition, here, is_users, shown_path
 from precisionlint.trace.position import Position
 from precisionlint.trace.recorder import Call, Watcher
 
@@ -47,6 +49,7 @@ BUILTIN = frozenset(
     }
 )
 """Namespaces of torch itself."""
+TORCHS = torch.nn.Module.__init__.__code__
 CASTS = (".float(", "float32", ".to(", ".type(")
 """Words by which an op's Python source casts for itself."""
 
@@ -66,7 +69,11 @@ class Custom:
         return self._op
 
     def install(self, patches: Patches) -> None:
-        """Watches Triton's launches, compiled or interpreted, where triton was imported."""
+        """Watches autograd.Functions, and Triton's launches, compiled or interpreted, where triton was imported.
+
+        A forward under ``custom_fwd`` is torch's own code on the outside, and so is none of the user's.
+        """
+        patches.replace(torch.autograd.Function, "apply", self._apply)
         for module, cls in (
             ("triton.runtime.jit", "JITFunction"),
             ("triton.runtime.interpreter", "InterpretedFunction"),
@@ -74,6 +81,23 @@ class Custom:
             owner = getattr(sys.modules.get(module), cls, None)
             if owner is not None:
                 patches.replace(owner, "run", self._launch)
+
+    def _apply(self, original: Callable[..., Any]) -> Any:
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            region, forward = self.position.region, cls.forward
+            wide = any(isinstance(each, Tensor) and each.dtype is torch.float32 for each in args)
+            if region is None or not wide or not is_users(getattr(forward, "__code__", TORCHS)):
+                return original.__func__(cls, *args, **kwargs)  # type: ignore[attr-defined]
+            self.position.functions.append(False)
+            try:
+                return original.__func__(cls, *args, **kwargs)  # type: ignore[attr-defined]
+            finally:
+                if self.position.functions.pop() and (cls.__qualname__, None) not in self._told:
+                    self._told.add((cls.__qualname__, None))
+                    made = class_definition(cls) or definition(forward.__code__)
+                    self.emit(CustomOp(here(), (), cls.__name__, "function", False, region, made))
+
+        return classmethod(apply)
 
     def _op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
         region = self.position.region
@@ -121,6 +145,20 @@ def implementation(name: str) -> CodeType | None:
 
     made = OPDEFS.get(name)
     return getattr(getattr(made, "_init_fn", None), "__code__", None)
+
+
+def class_definition(cls: type) -> Place | None:
+    """Where a class is defined; None where its source is not at hand."""
+    try:
+        lines, first = inspect.getsourcelines(cls)
+    except (OSError, TypeError):
+        return None
+    path = shown_path(inspect.getsourcefile(cls) or "")
+    for number, text in enumerate(lines, first):
+        found = re.match(rf"\s*class {re.escape(cls.__name__)}\b", text)
+        if found:
+            return Place(path, number, found.end() + 1 - len(cls.__name__), number, found.end() + 1)
+    return None
 
 
 def casts_itself(code: CodeType) -> bool:

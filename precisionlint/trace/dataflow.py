@@ -314,6 +314,8 @@ def weight_copies(flow: Dataflow, args: tuple[Any, ...], kwargs: dict[str, Any],
 def products_of_copies(flow: Dataflow, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
     if not is_half(out) or not in_forward(call):
         return
+    if flow.position.functions:
+        flow.position.functions[-1] = True
     spanning, copy = flow.position.spanning, flow.stale(args)
     if spanning is not None and flow.position.region is spanning:
         flow.found(

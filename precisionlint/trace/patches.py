@@ -22,7 +22,7 @@ class Patches:
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any, Any]] = []
 
-    def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
         """Sets ``owner.name`` to ``make(original)``; raises UnsupportedTorchError where the owner has no such
         attribute.
         """

@@ -31,6 +31,8 @@ class Position:
     """A region with a weight cache that an earlier iteration entered, over fp32 weights, while it is in force."""
     last_region: Region | None = None
     """The enabled region that was left last while gradients were recorded, since the last step."""
+    functions: list[bool] = field(default_factory=list)
+    """The autograd.Functions whose forward runs, outermost first: whether autocast has acted in them."""
     gradients: bool = False
     """Whether gradients may stand that no step has used yet."""
 
