@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from precisionlint.kernels import gemm, quantize
+from precisionlint.kernels import gemm, mx, quantize
 from precisionlint.kernels.cast import cast
 from precisionlint.kernels.reference import AMAX_FLOOR
+from precisionlint.kernels.stochastic import stochastic_cast
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ def subjects() -> tuple[Subject, ...]:
     for to, dtype in {**FP8, "bf16": torch.bfloat16, "fp16": torch.float16}.items():
         options = {"to": to, "overflow": "saturate" if to in FP8 else "special"}
         found.append(Subject(f"cast to {to}", partial(cast, dtype=dtype), "cast", MappingProxyType(options)))
+        launch = partial(stochastic_cast, dtype=dtype)
+        found.append(Subject(f"stochastic_cast to {to}", launch, "stochastic_cast", MappingProxyType({"to": to})))
     for name in ("quantize_tensor", "quantize_row", "quantize_1x128", "quantize_128x128"):
         for target, dtype in FP8.items():
             for kind in ("fp32", "power-of-two"):
@@ -54,4 +57,12 @@ def subjects() -> tuple[Subject, ...]:
             launch = partial(getattr(gemm, name), out_dtype=OUT[out])
             options = {"format": target, "out": out}
             found.append(Subject(f"{name} {target} to {out}", launch, name, MappingProxyType(options)))
+    for target, dtype in FP8.items():
+        for rounding in ("floor", "ceil", "rceil", "even"):
+            launch = partial(mx.quantize_mx, dtype=dtype, rounding=rounding)
+            options = {"format": target, "rounding": rounding}
+            found.append(Subject(f"quantize_mx {target} {rounding}", launch, "quantize_mx", MappingProxyType(options)))
+    for target in FP8:
+        options = {"format": target, "out": "bf16"}
+        found.append(Subject(f"gemm_mx {target} to bf16", mx.gemm_mx, "gemm_mx", MappingProxyType(options)))
     return tuple(found)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precisionlint.formats import FORMATS, FP32
+from precisionlint.formats import E8M0FNU, FORMATS, FP32, decode
 from precisionlint.kernels import inputs, judge, reference
 from precisionlint.kernels.inputs import Case
 from precisionlint.kernels.outcome import Violation
@@ -144,6 +144,98 @@ def _product(name: str, per_block: bool, scales: str) -> Contract:
     )
 
 
+def _mx_quantizer() -> Contract:
+    def cases(options: Options) -> Iterator[Case]:
+        return _supported(inputs.matrices(reference.MX_BLOCK, FORMATS[options["format"]]), options)
+
+    def judged(given: Sequence[Tensor], outputs: Sequence[Tensor], options: Options) -> list[Violation]:
+        (x,) = given
+        target = FORMATS[options["format"]]
+        outputs = _e8m0_as_bytes(outputs)
+        grid = (x.shape[0], -(-x.shape[1] // 32))
+        broken = judge.same_structure(
+            outputs, [("codes", tuple(x.shape), target.torch_dtype), ("scales", grid, torch.uint8)]
+        )
+        if broken:
+            return broken
+        scales = decode(outputs[1], E8M0FNU)
+        rounding, nonfinite = _word(options["rounding"]), _word(options["nonfinite"])
+        return judge.mx_quantized(x.double(), outputs[0].double(), scales, target, rounding, nonfinite)
+
+    return Contract(
+        name="quantize_mx",
+        form="launch(x) -> (codes, scales): x (M, N) fp32, fp16 or bf16; codes (M, N) in FP8; scales (M, ceil(N / 32)) "
+        "E8M0, in uint8 or float8_e8m0fnu",
+        example="def launch(x):\n    codes = torch.empty_like(x, dtype=torch.float8_e4m3fn)\n    scales = ...\n"
+        "    kernel[grid](x, codes, scales, ...)\n    return codes, scales",
+        options=(
+            FORMAT,
+            Option("rounding", ("floor", "ceil", "rceil", "even"), "how the shared exponent follows from the maximum"),
+            NONFINITE,
+            SHAPES,
+            STRIDES,
+        ),
+        cases=cases,
+        judge=judged,
+    )
+
+
+def _mx_product() -> Contract:
+    def cases(options: Options) -> Iterator[Case]:
+        return _supported(inputs.mx_products(FORMATS[options["format"]]), options)
+
+    def judged(given: Sequence[Tensor], outputs: Sequence[Tensor], options: Options) -> list[Violation]:
+        a, a_scales, b, b_scales = given
+        target = FORMATS[options["out"]]
+        broken = judge.same_structure(outputs, [("c", (a.shape[0], b.shape[0]), target.torch_dtype)])
+        if broken:
+            return broken
+        left = reference.dequantize(a, decode(a_scales, E8M0FNU), reference.MX_BLOCK)
+        right = reference.dequantize(b, decode(b_scales, E8M0FNU), reference.MX_BLOCK).t()
+        error = judge.matmul_error(torch.nan_to_num(left.abs()) @ torch.nan_to_num(right.abs()), a.shape[1])
+        return judge.rounded(left @ right, error, outputs[0].double(), target, "special", "product")
+
+    return Contract(
+        name="gemm_mx",
+        form="launch(a, a_scales, b, b_scales) -> c: a (M, K) and b (N, K) in FP8; scales (M, ceil(K / 32)) and "
+        "(N, ceil(K / 32)) E8M0 in uint8; c = a @ b.T, (M, N)",
+        example="def launch(a, a_scales, b, b_scales):\n"
+        "    c = torch.empty(a.shape[0], b.shape[0], dtype=torch.bfloat16, device=a.device)\n"
+        "    kernel[grid](a, a_scales, b, b_scales, c, ...)\n    return c",
+        options=(FORMAT, OUT, SHAPES, STRIDES),
+        cases=cases,
+        judge=judged,
+    )
+
+
+def _stochastic_cast() -> Contract:
+    def cases(options: Options) -> Iterator[Case]:
+        return inputs.stochastic(FORMATS[options["to"]])
+
+    def judged(given: Sequence[Tensor], outputs: Sequence[Tensor], options: Options) -> list[Violation]:
+        x, _ = given
+        target = FORMATS[options["to"]]
+        broken = judge.same_structure(outputs, [("y", tuple(x.shape), target.torch_dtype)])
+        return broken or judge.stochastically_rounded(x.double(), outputs[0].double(), target)
+
+    return Contract(
+        name="stochastic_cast",
+        form="launch(x, seed) -> y: x (N,) fp32, seed one int64 in a tensor; y (N,) in the format, saturated",
+        example="def launch(x, seed):\n    y = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)\n"
+        "    kernel[grid](x, y, seed, ...)\n    return y",
+        options=(Option("to", ("bf16", "fp16", "e4m3fn", "e5m2"), "the format of the result"),),
+        cases=cases,
+        judge=judged,
+    )
+
+
+def _e8m0_as_bytes(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    e8m0 = E8M0FNU.torch_dtype
+    return tuple(
+        each.view(torch.uint8) if isinstance(each, Tensor) and each.dtype == e8m0 else each for each in outputs
+    )
+
+
 def _cast() -> Contract:
     def cases(options: Options) -> Iterator[Case]:
         return _supported(inputs.casts(FORMATS[options["to"]]), options)
@@ -245,11 +337,14 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
         contract.name: contract
         for contract in (
             _cast(),
+            _stochastic_cast(),
             _quantizer("quantize_1x128", 1, 128, "(M, ceil(N / 128))"),
             _quantizer("quantize_128x128", 128, 128, "(ceil(M / 128), ceil(N / 128))"),
             _quantizer("quantize_row", 1, WHOLE, "(M, 1) or (M,)"),
             _quantizer("quantize_tensor", WHOLE, WHOLE, "one element of any shape,"),
+            _mx_quantizer(),
             _dequantizer(),
+            _mx_product(),
             _product(
                 "gemm_blockscaled", True, "a_scales (M, ceil(K / 128)) and b_scales (ceil(N / 128), ceil(K / 128))"
             ),

@@ -125,6 +125,43 @@ def products(target: Format, per_block: bool) -> Iterator[Case]:
     yield case("offsets beyond 2^31", (128, 128, 128), _rows_far_apart)
 
 
+def mx_products(target: Format) -> Iterator[Case]:
+    """Operands of an MX product: a (M, K) and b (N, K) in `target`, E8M0 scales (rows, ceil(K / 32)) in uint8."""
+
+    def case(name: str, size: tuple[int, int, int], change: Callable[[Operands], Operands] = _as_is) -> Case:
+        m, n, k = size
+
+        def make() -> tuple[Tensor, ...]:
+            given = change(_operands(size, target, per_block=True))
+            generator = torch.Generator().manual_seed(k)
+            scales = [
+                torch.randint(107, 148, (rows, -(-k // 32)), generator=generator, dtype=torch.uint8) for rows in (m, n)
+            ]
+            if change is _nan_scale:
+                scales[1][-1, -1] = 255
+            if change is _scales_strided:
+                scales = [each.t().contiguous().t() for each in scales]
+            return given.a, scales[0], given.b, scales[1]
+
+        contiguous = change not in (_transposed, _strided, _in_nan, _rows_far_apart, _scales_strided)
+        return Case(name, make, aligned=not (m % 128 or n % 128 or k % 128), contiguous=contiguous)
+
+    yield case("normal numbers", (128, 128, 256))
+    yield case("several tiles", (256, 256, 128))
+    yield case("all positive", (128, 128, 512), _positive)
+    yield case("zeros", (128, 128, 128), _zeroed)
+    yield case("one NaN in a", (128, 128, 256), _nan_in_a)
+    yield case("one NaN in b", (128, 128, 256), _nan_in_b)
+    yield case("NaN for a scale", (128, 128, 256), _nan_scale)
+    for size in ((5, 130, 200), (1, 1, 1), (129, 127, 129), (64, 200, 31)):
+        yield case(f"ragged, {size[0]}x{size[1]}x{size[2]}", size)
+    yield case("transposed operands", (128, 128, 256), _transposed)
+    yield case("every second column", (128, 128, 256), _strided)
+    yield case("parts of larger matrices of NaN", (70, 90, 150), _in_nan)
+    yield case("transposed scales", (128, 128, 256), _scales_strided)
+    yield case("offsets beyond 2^31", (128, 128, 128), _rows_far_apart)
+
+
 def _operands(size: tuple[int, int, int], target: Format, per_block: bool) -> Operands:
     m, n, k = size
     generator = torch.Generator().manual_seed(m + n + k)
@@ -283,6 +320,42 @@ def _all_midpoints(target: Format) -> tuple[Tensor]:
 
 def _numbers(size: int) -> tuple[Tensor]:
     return (torch.randn(size, generator=torch.Generator().manual_seed(size)) * 100,)
+
+
+def stochastic(target: Format) -> Iterator[Case]:
+    """fp32 tensors, (N,), and a seed (one int64) for a stochastic cast into `target`."""
+
+    def case(name: str, make: Callable[[], Tensor], seed: int = 0) -> Case:
+        return Case(name, lambda: (make(), torch.tensor(seed)))
+
+    unit = target.epsilon
+    for fraction in (0.25, 0.5, 0.9):
+        yield case(f"a fraction of {fraction}", lambda f=fraction: torch.full((2**16,), 1 + f * unit))
+    yield case("a negative number", lambda: torch.full((2**16,), -(1 + 0.25 * unit)))
+    yield case("a subnormal number", lambda: torch.full((2**16,), 2.25 * target.smallest))
+    yield case("below the smallest number", lambda: torch.full((2**16,), 0.25 * target.smallest))
+    yield case("another seed", lambda: torch.full((2**16,), 1 + 0.25 * unit), seed=12345)
+    yield case("every number of the format", partial(_every_number, target))
+    yield case("numbers of every size", lambda: _sizes_between(target))
+    yield case("beyond the maximum, infinities, NaN", partial(_beyond, target))
+
+
+def _every_number(target: Format) -> Tensor:
+    codes = torch.arange(target.top_code + 1) if target.bits <= 8 else torch.arange(0, target.top_code + 1, 37)
+    table = decode(codes, target).float()
+    return torch.cat([table, -table])
+
+
+def _sizes_between(target: Format) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    powers = torch.linspace(math.log2(target.smallest), math.log2(target.maximum), 4096, dtype=torch.float64)
+    return (torch.exp2(powers) * (0.5 + torch.rand(4096, generator=generator, dtype=torch.float64) / 2)).float()
+
+
+def _beyond(target: Format) -> Tensor:
+    top = target.maximum
+    ends = torch.tensor([top, top * 1.001, 3e38, math.inf, math.nan, 3.4e38], dtype=torch.float64).float()
+    return torch.cat([ends, -ends]).repeat(100)
 
 
 def coded(block: tuple[int | None, int | None], target: Format) -> Iterator[Case]:

@@ -16,7 +16,16 @@ from torch import Tensor
 
 from precisionlint.formats import FP32, Format, Overflow, decode, round_to, spacing
 from precisionlint.kernels.outcome import Violation
-from precisionlint.kernels.reference import Block, ScaleKind, block_amax, power_of_two_scale, spread
+from precisionlint.kernels.reference import (
+    MX_BLOCK,
+    Block,
+    MxRounding,
+    ScaleKind,
+    block_amax,
+    mx_scale,
+    power_of_two_scale,
+    spread,
+)
 
 Quotient = Literal["ieee", "full", "reciprocal"]
 Nonfinite = Literal["propagate", "unspecified"]
@@ -176,6 +185,30 @@ def quantized(x: Tensor, codes: Tensor, scales: Tensor, block: Block, scaling: S
     return violations + codes_of_elements(plain, codes, torch.where(usable, each_scale, 1.0), scaling, judged)
 
 
+def mx_quantized(
+    x: Tensor, codes: Tensor, scales: Tensor, target: Format, rounding: MxRounding, nonfinite: Nonfinite
+) -> list[Violation]:
+    """All clauses of MX quantisation: x (M, N), codes (M, N) and scales (M, ceil(N / 32)) decoded; float64.
+
+    A shared scale is a power of two that follows from the largest magnitude by comparing bits: there is nothing to
+    allow; only a block of zeros may have any scale that is a number. Division by it is exact, so each code is the
+    nearest one, ties to even, or the largest one where the quotient lies beyond it.
+    """
+    amax = block_amax(x, MX_BLOCK)
+    sound = torch.isfinite(amax)
+    expected = mx_scale(torch.where(sound, amax, 0.0), target, rounding)
+    right = (scales == expected) | ((amax == 0) & torch.isfinite(scales)) | ~sound
+    violations = first_of(~right, "scale", scales, [expected], (scales / expected - 1).abs(), " of the scale")
+    each_scale = spread(scales, MX_BLOCK, x.shape)
+    finite = torch.isfinite(x)
+    if nonfinite == "propagate":
+        violations += first_of(~finite & torch.isfinite(codes * each_scale), "NaN and infinities", codes, [x])
+    judged = spread(sound, MX_BLOCK, x.shape) & torch.isfinite(each_scale)
+    scaling = Scaling(target, "power-of-two", "ieee", None, nonfinite)
+    plain, usable = torch.where(finite, x, 0.0), torch.where(judged, each_scale, 1.0)
+    return violations + codes_of_elements(plain, codes, usable, scaling, judged)
+
+
 def rounded(
     exact: Tensor, error: Tensor, got: Tensor, target: Format, overflow: Overflow, clause: str
 ) -> list[Violation]:
@@ -219,3 +252,47 @@ def matmul_error(magnitude: Tensor, inner: int) -> Tensor:
     n = 127 + 3 + -(-inner // 128)
     gamma = n * U / (1 - n * U) + inner * 2.0**-53 / (1 - inner * 2.0**-53)
     return gamma * magnitude + n * FP32.smallest / 2
+
+
+FALSE_ALARM = 1e-9
+"""The probability, at most, with which one statistical clause calls a correct kernel wrong."""
+
+RANDOM_BITS = 8
+"""The least number of random bits an element that counts as stochastic rounding: gfloat's text calls biases with 8
+negligible. With n bits a probability is off by at most 2^-n."""
+
+LAGS = (1, 2, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""Distances at which noise that starts anew for each block, row or program would repeat."""
+
+
+def stochastically_rounded(x: Tensor, got: Tensor, target: Format) -> list[Violation]:
+    """Whether each number went to one of its two neighbours in `target`, as often as it should, independently.
+
+    All float64. A number that the format holds stays, beyond the maximum it becomes the maximum. Where x holds one
+    number N times, with fraction f between its neighbours, the share that went up differs from f by at most
+    sqrt(ln(2 / p) / (2 N)) + 2^-n: Hoeffding's inequality with p = FALSE_ALARM, and n = RANDOM_BITS. For each lag,
+    the share of disjoint pairs that went the same way differs as little from f^2 + (1 - f)^2, twice the bias allowed.
+    """
+    noise = torch.zeros_like(x)
+    low = round_to(x, target, mode="stochastic", overflow="saturate", noise=noise)
+    high = round_to(x, target, mode="stochastic", overflow="saturate", noise=noise + (1 - 2.0**-53))
+    neighbour = (got == low) | (got == high) | (torch.isnan(x) & torch.isnan(got))
+    violations = first_of(~neighbour, "neighbour", got, (low, high))
+    if violations or x.numel() < 2**14 or not bool((x == x.view(-1)[0]).all()) or bool((low == high).any()):
+        return violations
+    up = (got.view(-1) == high.view(-1)).double()
+    share = ((x - low) / (high - low)).view(-1)[0].item()
+    chance, bias = math.log(2 / FALSE_ALARM) / 2, 2.0**-RANDOM_BITS
+    slack = math.sqrt(chance / up.numel()) + bias
+    if abs(up.mean().item() - share) > slack:
+        allowed = f"{share - slack:.4f} to {share + slack:.4f}"
+        violations.append(Violation("share that goes up", f"{up.mean().item():.4f}", allowed))
+    alike = share**2 + (1 - share) ** 2
+    for lag in LAGS:
+        pairs = up[: up.numel() // (2 * lag) * 2 * lag].reshape(-1, 2, lag)
+        same = (pairs[:, 0] == pairs[:, 1]).double().mean().item()
+        slack = math.sqrt(chance / (up.numel() // 2)) + 2 * bias
+        if abs(same - alike) > slack:
+            allowed = f"{alike - slack:.4f} to {alike + slack:.4f}"
+            violations.append(Violation(f"pairs at distance {lag} that go the same way", f"{same:.4f}", allowed))
+    return violations

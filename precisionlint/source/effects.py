@@ -314,6 +314,9 @@ def annotated(it: Interpreter, state: State, annotation: p.Expr, value: Sym) -> 
 
 def attribute_set(it: Interpreter, state: State, obj: Value, target: p.Attr, value: Value, at: Any) -> bool:
     """``obj.name = value`` where that is an event of its own; False where it only stores an attribute."""
+    if isinstance(obj, Sym) and target.name == "grad":
+        part = obj.key[0] == "index" or one_of_many(target.obj)
+        obj = Tensors("param", None if obj.key[0] == "site" else model_weights(it, obj), part)
     if isinstance(obj, Tensors):
         if target.name == "grad" and obj.kind == "param":
             if value == NONE:

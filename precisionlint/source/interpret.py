@@ -51,6 +51,7 @@ from precisionlint.source.values import (
     ModuleRef,
     Obj,
     Partial,
+    Pending,
     Super,
     Sym,
     Tensors,
@@ -293,7 +294,11 @@ class Interpreter:
         while frame is not None:
             scope = state.frames.get(frame)
             if scope is not None and slot in scope:
-                return scope[slot]
+                value = scope[slot]
+                if isinstance(value, Pending):
+                    value = self.resolve(state, value)
+                    state.scope(frame)[slot] = value
+                return value
             info = self.frames[frame]
             if isinstance(slot, int):
                 return NONE
@@ -413,7 +418,11 @@ class Interpreter:
             self.load_module(state, module)
         scope = state.frames.get(frame, {})
         if name in scope:
-            return scope[name]
+            value = scope[name]
+            if isinstance(value, Pending):
+                value = self.resolve(state, value)
+                state.scope(frame)[name] = value
+            return value
         folder = module.path.parent if module.path.name == "__init__.py" else None
         if folder is not None:
             path = self.project.file_of(folder, [name])
@@ -910,18 +919,20 @@ class Interpreter:
             elif instr.name != "*":
                 self.bind_name(state, instr.alias or instr.name, External(f"{instr.module}.{instr.name}", benign=True))
             return
-        target = self.project.load(path)
-        if target is None:
-            if instr.name != "*":
-                self.bind_name(state, instr.alias or instr.name, External(f"{instr.module}.{instr.name}"))
+        if instr.name != "*":
+            self.bind_name(state, instr.alias or instr.name, Pending(path, instr.name, f"{instr.module}.{instr.name}"))
             return
-        if instr.name == "*":
+        target = self.project.load(path)
+        if target is not None:
             self.global_of(state, target, "__all__")
             for name, value in state.frames.get(self.globals_frame(target), {}).items():
                 if isinstance(name, str) and not name.startswith("_"):
                     self.bind_name(state, name, value)
-            return
-        self.bind_name(state, instr.alias or instr.name, self.global_of(state, target, instr.name))
+
+    def resolve(self, state: State, pending: Pending) -> Value:
+        """What an imported name stands for."""
+        module = self.project.load(pending.path)
+        return External(pending.text) if module is None else self.global_of(state, module, pending.name)
 
     def do_outer(self, instr: p.Outer, state: State, after: list[State], exits: list[Any]) -> None:
         info = self.frames[state.frame]

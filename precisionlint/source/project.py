@@ -6,38 +6,21 @@ that they and the functions they name contain: what holds none of them is never 
 
 from __future__ import annotations
 
-import ast
 import itertools
 import os
 import re
 import sys
-import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import libcst as cst
-
 from precisionlint.source import program as p
 from precisionlint.source.lower import lower_body, lower_module
+from precisionlint.source.outline import STRONG, TRIGGER, WORD, Outline, telling_names
+from precisionlint.source.parsing import Unreadable, definition_nodes, definitions, parse, parse_ast
 
-WORD = re.compile(r"[^\W\d]\w*")
 IMPORTED = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)*))", re.M)
-
-TRIGGER = re.compile(
-    r"\bbackward\w*\(|\.step\(|\.scale\(|unscale_|zero_grad|get_scale|[Aa]utocast|\.grad\b|parameters\(|\bhalf\b|b?float16|float32\b"
-    r"|from_pretrained|state_dict|torch\.save|requires_grad|custom_op|custom_[fb]wd|\.apply\(|[Oo]ptim|clip_grad|no_sync|nullcontext"
-    r"|contextmanager|set_default_dtype|matmul_precision|allow_tf32|fp32_precision|[Ss]caler|\bamp\b|_amp\b|\bamp_|fp16|bf16"
-    r"|loss_scale|mixed_precision|param_groups|triton|torch\.ops\.|torch\.library"
-)
-"""What a function's text must hold for its body to matter."""
-STRONG = re.compile(
-    r"\bbackward\w*\(|\.step\(|unscale_|[Ss]caler\b|clip_grad|torch\.save|custom_op|autograd\.Function|\w\.apply\(|torch\.ops\.|triton"
-)
-"""What a program's text must reach for it to be able to hold a fault at all."""
-MARKS = {"event": TRIGGER, "strong": STRONG}
 
 FILE_WORDS = (
     b"GradScaler", b"scaler", b"unscale_", b"autocast", b"clip_grad", b"backward(", b"zero_grad", b"bfloat16", b"float16", b".half(",
@@ -49,6 +32,9 @@ NO_GRAD = re.compile(r"\s*@(?:torch\.)?(?:no_grad|inference_mode)")
 TRAINS = re.compile(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_grad|optim", re.I)
 SMALL = 5
 """Functions of up to so many lines are always entered: getters and switches are what conditions are made of."""
+
+HOPS = 6
+"""Through how many files a name is followed to see whether it can matter."""
 
 KEPT = 40
 """How many parsed files a project keeps between two programs: memory against parsing again."""
@@ -67,93 +53,6 @@ OWN_OPS = re.compile(r"custom_op|autograd\.Function|triton|torch\.ops\.|autocast
 SKIPPED_NAMES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "triton", "transformers", "yaml", "tqdm"}
 
 
-class Unreadable(Exception):
-    """A file that cannot be read as Python: its line, and what is wrong in one sentence."""
-
-    def __init__(self, line: int | None, message: str) -> None:
-        super().__init__(message)
-        self.line = line
-        self.message = message
-
-
-@dataclass(frozen=True)
-class Definition:
-    """A function or class of a file: its lines, every word in them, and which kinds of mark its text holds (see ``MARKS``)."""
-
-    name: str
-    is_class: bool
-    first: int
-    last: int
-    words: frozenset[str]
-    marks: frozenset[str]
-
-
-def parse(data: bytes) -> tuple[cst.Module, ast.Module]:
-    """The two trees of a file. ``ast`` goes first: it names the true place of a syntax error, and refuses what libcst cannot take.
-
-    Raises: Unreadable.
-    """
-    if b"\0" in data:
-        raise Unreadable(data.count(b"\n", 0, data.index(b"\0")) + 1, "holds a NUL byte: not Python source")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            syntax = ast.parse(data)
-    except SyntaxError as error:
-        raise Unreadable(error.lineno or None, f"syntax error: {error.msg}") from None
-    except (RecursionError, MemoryError):
-        raise Unreadable(None, "nested too deeply to be parsed") from None
-    except ValueError as error:
-        raise Unreadable(None, f"cannot be decoded: {error}") from None
-    try:
-        return cst.parse_module(data), syntax
-    except cst.ParserSyntaxError as error:
-        raise Unreadable(error.raw_line, "libcst cannot parse this file") from None
-    except (UnicodeDecodeError, LookupError) as error:
-        raise Unreadable(None, f"cannot be decoded: {error}") from None
-    except (RecursionError, MemoryError):
-        raise Unreadable(None, "nested too deeply to be parsed") from None
-
-
-def definitions(body: Iterable[Any]) -> Iterator[tuple[int, int]]:
-    """(first line, last line) of every def and class of an ast, in source order."""
-    for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.end_lineno or node.lineno
-            yield from definitions(node.body)
-            continue
-        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
-            inner = getattr(node, name, None)
-            if isinstance(inner, list):
-                yield from definitions(inner)
-
-
-def definition_nodes(node: Any) -> Iterator[Any]:
-    """Every def and class of a libcst tree, in the same order as ``definitions``."""
-    for child in getattr(node, "body", ()) if isinstance(node, (cst.Module, cst.IndentedBlock)) else ():
-        kind = type(child)
-        if kind is cst.SimpleStatementLine:
-            continue
-        if kind is cst.FunctionDef or kind is cst.ClassDef:
-            yield child
-        if kind is cst.Match:
-            for case in child.cases:
-                yield from definition_nodes(case.body)
-            continue
-        yield from definition_nodes(child.body)
-        for handler in getattr(child, "handlers", ()):
-            yield from definition_nodes(handler.body)
-        orelse = getattr(child, "orelse", None)
-        while isinstance(orelse, cst.If):
-            yield from definition_nodes(orelse.body)
-            orelse = orelse.orelse
-        if orelse is not None:
-            yield from definition_nodes(orelse.body)
-        final = getattr(child, "finalbody", None)
-        if final is not None:
-            yield from definition_nodes(final.body)
-
-
 class ProjectModule:
     """One file of the project, parsed and lowered at its top level."""
 
@@ -165,9 +64,10 @@ class ProjectModule:
         self.text = data.decode(self.tree.encoding, errors="replace")
         self.lines = self.text.splitlines()
         self.spans: dict[Any, tuple[int, int]] = dict(
-            zip(definition_nodes(self.tree), definitions(syntax.body), strict=False)
+            zip(definition_nodes(self.tree), ((first, last) for _, first, last in definitions(syntax.body)), strict=False)
         )
         self.block, self.functions = lower_module(self.tree, self.spans)
+        self.outline = project.outlines.setdefault(path, Outline(syntax, self.lines))
         self.kept = frozenset(telling_names(syntax, self.lines))
         # What is used as only a scaler is, whatever its name.
         self.scaler_names = {a or b for a, b in SCALER_USE.findall(self.text)}
@@ -175,7 +75,6 @@ class ProjectModule:
         self._words: dict[p.Function, frozenset[str]] = {}
         self._triggered: dict[p.Function, bool] = {}
         self._strong: dict[p.Function, bool] = {}
-        self._reaching: dict[str, set[str]] = {}
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -202,58 +101,20 @@ class ProjectModule:
             return "\n".join(self.lines[function.first_line - 1 : function.last_line])
         return self.tree.code_for_node(function.node)
 
+    def reaches(self, function: p.Function, kind: str) -> bool:
+        """Whether something that a function names reaches a mark of this kind."""
+        mine = self.words(function) & self.known_names
+        return any(self.project.reaches(self.path, name, kind) for name in sorted(mine - {function.name}))
+
     @cached_property
-    def definitions(self) -> list[Definition]:
-        """Every function and class of the file, nested ones too."""
-        found = []
-        for node, (first, last) in self.spans.items():
-            text = "\n".join(self.lines[first - 1 : last])
-            marks = frozenset(kind for kind, pattern in MARKS.items() if pattern.search(text))
-            found.append(Definition(node.name.value, isinstance(node, cst.ClassDef), first, last, frozenset(WORD.findall(text)), marks))
-        return found
-
-    def reaching(self, kind: str) -> set[str]:
-        """The names of functions and classes whose text, or that of what they name, holds a mark of this kind."""
-        if kind not in self._reaching:
-            self._reaching[kind] = set()  # what an import cycle sees meanwhile
-            imported = self.imported(kind)
-            names = {definition.name for definition in self.definitions if kind in definition.marks}
-            grown = True
-            while grown:
-                before = len(names)
-                known = names | imported
-                for definition in self.definitions:
-                    if definition.name not in names and not definition.words.isdisjoint(known - {definition.name}):
-                        names.add(definition.name)
-                grown = len(names) > before
-            self._reaching[kind] = names | imported
-        return self._reaching[kind]
-
-    def imported(self, kind: str) -> set[str]:
-        """The names among the imported ones that reach a mark in their own file."""
-        names: set[str] = set()
-        for instr in self.block.code:
-            if isinstance(instr, p.Import):
-                target = self.project.find(instr.module, instr.level, self)
-                if target is None or not self.project.worth_reading(target):
-                    continue
-                module = self.project.load(target)
-                if module is None or module is self:
-                    continue
-                reaching = module.reaching(kind)
-                if instr.name in (None, "*"):
-                    names |= reaching
-                elif instr.name in reaching and instr.alias:
-                    names.add(instr.alias)
-        return names
+    def known_names(self) -> frozenset[str]:
+        """What this file defines or imports."""
+        return frozenset(self.outline.definitions) | frozenset(self.outline.imports)
 
     def is_strong(self, function: p.Function) -> bool:
         """Whether a function can train: a backward, a step or a scaler is within its reach."""
         if function not in self._strong:
-            source = self.source_of(function)
-            self._strong[function] = bool(STRONG.search(source)) or not self.words(function).isdisjoint(
-                self.reaching("strong") - {function.name}
-            )
+            self._strong[function] = bool(STRONG.search(self.source_of(function))) or self.reaches(function, "strong")
         return self._strong[function]
 
     def is_relevant(self, function: p.Function) -> bool:
@@ -268,7 +129,8 @@ class ProjectModule:
                 self._triggered[function] = bool(TRAINS.search(source))
                 if not self._triggered[function]:
                     return False
-        return self._triggered[function] or not self.words(function).isdisjoint(self.reaching("event") - {function.name})
+            self._triggered[function] = self._triggered[function] or self.reaches(function, "event")
+        return self._triggered[function]
 
     @cached_property
     def positions(self) -> Any:
@@ -276,86 +138,6 @@ class ProjectModule:
         from libcst.metadata import MetadataWrapper, PositionProvider
 
         return MetadataWrapper(self.tree, unsafe_skip_copy=True).resolve(PositionProvider)
-
-
-GUARDED = re.compile(
-    r"\bbackward\w*\(|\.step\(|\.scale\(|unscale_|clip_grad|zero_grad|[Aa]utocast|GradScaler|\.grad\b|scaler|\.half\(|float16|optim\.|no_sync"
-)
-"""What a branch must hold for the test before it to be remembered."""
-LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-
-
-def telling_names(syntax: ast.Module, lines: list[str]) -> set[str]:
-    """The names that decide whether something happens to precision: those in the tests around it, and what they are made from.
-
-    Two paths that differ in the value of any other name are one path.
-    """
-    names: set[str] = set()
-    assigned: list[tuple[set[str], set[str]]] = []
-    guarded_lines = {number for number, line in enumerate(lines, 1) if GUARDED.search(line)}
-    scopes = [
-        (node.lineno, node.end_lineno or node.lineno)
-        for node in ast.walk(syntax)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    ]
-
-    def guards(first: int, last: int | None) -> bool:
-        return any(number in guarded_lines for number in range(first, (last or first) + 1))
-
-    def scope_guards(line: int) -> bool:
-        around = [scope for scope in scopes if scope[0] <= line <= scope[1]]
-        return guards(*max(around)) if around else bool(guarded_lines)
-
-    asked: dict[str, int] = {}
-    leaving: set[str] = set()
-    for node in ast.walk(syntax):
-        if isinstance(node, (ast.If, ast.While, ast.IfExp)):
-            for name in identifiers_of(node.test):
-                asked[name] = asked.get(name, 0) + 1
-            leaves = isinstance(node, ast.If) and any(isinstance(last, LEAVES) for last in (*node.body, *node.orelse))
-            if guards(node.lineno, node.end_lineno):
-                names |= identifiers_of(node.test)
-            elif leaves and scope_guards(node.lineno):
-                leaving |= identifiers_of(node.test)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            assigned.append(({name for t in targets for name in last_identifiers(t)}, identifiers_of(node.value)))
-        elif isinstance(node, ast.keyword) and node.arg == "enabled":
-            names |= identifiers_of(node.value)
-        elif isinstance(node, ast.Return) and isinstance(node.value, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
-            names |= identifiers_of(node.value)
-    # A test that only leaves the function matters to a later one that asks the same.
-    names |= {name for name in leaving if asked[name] > 1}
-    grown = True
-    while grown:
-        before = len(names)
-        for targets, parts in assigned:
-            if len(parts) <= 8 and not names.isdisjoint(targets):
-                names |= parts
-        grown = len(names) > before
-    return names
-
-
-def identifiers_of(node: ast.AST) -> set[str]:
-    found: set[str] = set()
-    for child in ast.walk(node):
-        if isinstance(child, ast.Name):
-            found.add(child.id)
-        elif isinstance(child, ast.Attribute):
-            found.add(child.attr)
-        elif isinstance(child, ast.Constant) and isinstance(child.value, str) and child.value.isidentifier():
-            found.add(child.value)
-    return found - {"self", "torch", "args", "cfg", "config", "opt"}
-
-
-def last_identifiers(target: ast.AST) -> set[str]:
-    if isinstance(target, ast.Name):
-        return {target.id}
-    if isinstance(target, ast.Attribute):
-        return {target.attr}
-    if isinstance(target, (ast.Tuple, ast.List)):
-        return {name for element in target.elts for name in last_identifiers(element)}
-    return set()
 
 
 def python_files(root: Path) -> Iterator[Path]:
@@ -385,6 +167,8 @@ class Project:
         self.root = root
         self.modules: dict[Path, ProjectModule | None] = {}
         self.errors: dict[Path, Unreadable] = {}
+        self.outlines: dict[Path, Outline | None] = {}
+        self._reaches: dict[tuple[Path, str, str], bool] = {}
         self._data: dict[Path, bytes | None] = {}
         self._worth: dict[Path, bool] = {}
         self._found: dict[tuple[str, int, Path], Path | None] = {}
@@ -409,6 +193,54 @@ class Project:
                 except RecursionError:
                     self.errors[path] = Unreadable(None, "nested too deeply to be read")
         return self.modules[path]
+
+    def outline(self, path: Path) -> Outline | None:
+        """What a file defines and imports, or None where it holds nothing that matters."""
+        if path not in self.outlines:
+            self.outlines[path] = None
+            data = self.read(path) if self.worth_reading(path) else None
+            if data is not None:
+                try:
+                    self.outlines[path] = Outline(parse_ast(data), data.decode("utf-8", "replace").splitlines())
+                except (Unreadable, RecursionError):
+                    pass
+        return self.outlines[path]
+
+    def reaches(self, path: Path, name: str, kind: str, hops: int = 0) -> bool:
+        """Whether a name of a file, or anything that it names in turn, holds a mark of this kind (see ``outline.MARKS``)."""
+        key = (path, name, kind)
+        if key not in self._reaches:
+            self._reaches[key] = False  # what a cycle sees meanwhile
+            outline = self.outline(path) if hops < HOPS else None
+            self._reaches[key] = outline is not None and self._reach(outline, path, name, kind, hops)
+        return self._reaches[key]
+
+    def _reach(self, outline: Outline, path: Path, name: str, kind: str, hops: int) -> bool:
+        found = outline.definitions.get(name)
+        if found is not None:
+            if any(kind in definition.marks for definition in found):
+                return True
+            names = frozenset(outline.definitions) | frozenset(outline.imports)
+            words = frozenset().union(*(definition.words for definition in found))
+            return any(self.reaches(path, word, kind, hops) for word in sorted(words & names - {name}))
+        imported = outline.imports.get(name)
+        targets = [imported] if imported is not None else outline.stars
+        for target in targets:
+            other = self.resolve(target.module, target.level, path)
+            if other is None:
+                continue
+            if target.name is None:
+                inner = self.outline(other)
+                if inner is not None and any(kind in d.marks for ds in inner.definitions.values() for d in ds):
+                    return True
+            elif self.reaches(other, name if target.name == "*" else target.name, kind, hops + 1):
+                return True
+            elif other.name == "__init__.py":
+                part = self.file_of(other.parent, [target.name])
+                inner = self.outline(part) if part is not None else None
+                if inner is not None and any(kind in d.marks for ds in inner.definitions.values() for d in ds):
+                    return True
+        return False
 
     def forget_large(self) -> None:
         """Drops the trees once there are many: the next program loads what it needs itself."""

@@ -7,6 +7,7 @@ are known. Symbols are interned, so that the same access path on the same unknow
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from precisionlint.events import Named, Region, Weights
@@ -225,6 +226,15 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class Pending:
+    """A name imported from another file of the project, which is read when the name is first used."""
+
+    path: Path
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModuleRef:
     """A module of the project."""
 
@@ -233,7 +243,7 @@ class ModuleRef:
 
 Value = Union[
     Sym, Const, Cond, External, Obj, Func, Class, Method, Super, Tup, Many, Tensors, Partial, Manager, Stream,
-    ModuleRef,
+    ModuleRef, Pending,
 ]  # fmt: skip
 
 

@@ -1,0 +1,18 @@
+"""What a planted kernel is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A launcher, what is wrong with it (empty where nothing is), and the contract that it should keep."""
+
+    name: str
+    launch: Callable[..., Any]
+    contract: str
+    options: tuple[tuple[str, str], ...] = ()
+    fault: str = ""
