@@ -330,7 +330,7 @@ def stochastic(target: Format) -> Iterator[Case]:
 
     unit = target.epsilon
     for fraction in (0.25, 0.5, 0.9):
-        yield case(f"a fraction of {fraction}", lambda f=fraction: torch.full((2**16,), 1 + f * unit))
+        yield case(f"a fraction of {fraction}", partial(torch.full, (2**16,), 1 + fraction * unit))
     yield case("a negative number", lambda: torch.full((2**16,), -(1 + 0.25 * unit)))
     yield case("a subnormal number", lambda: torch.full((2**16,), 2.25 * target.smallest))
     yield case("below the smallest number", lambda: torch.full((2**16,), 0.25 * target.smallest))
@@ -343,7 +343,8 @@ def stochastic(target: Format) -> Iterator[Case]:
 def _every_number(target: Format) -> Tensor:
     codes = torch.arange(target.top_code + 1) if target.bits <= 8 else torch.arange(0, target.top_code + 1, 37)
     table = decode(codes, target).float()
-    return torch.cat([table, -table])
+    # A fault that strikes one draw of 2^16 needs some hundred thousand draws to show.
+    return torch.cat([table, -table]).repeat(2**18 // table.numel())
 
 
 def _sizes_between(target: Format) -> Tensor:

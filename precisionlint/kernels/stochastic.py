@@ -40,7 +40,7 @@ def _stochastic_cast_kernel(
 
 
 def stochastic_cast(x: Tensor, seed: Tensor, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """x in a narrower dtype, of the same shape, contiguous, rounded stochastically; bf16 with 16 random bits an element, others with 24.
+    """x in a narrower dtype, of the same shape, contiguous, rounded stochastically (16 or 24 random bits).
 
     x is fp32, of any shape and strides; seed is one int64 number in a tensor; dtype is bf16, fp16, float8_e4m3fn or
     float8_e5m2. Numbers beyond the maximum and infinities become the maximum; NaN stays NaN; a number that dtype holds
