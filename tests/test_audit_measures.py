@@ -164,6 +164,11 @@ def test_an_optimizer_that_takes_a_closure_is_named_as_not_measured():
     with precisionlint.audit(model, optimizer) as audit:
         optimizer.step(closure)
     assert audit.report.notes == ("lost updates of LBFGS were not measured: it takes a closure",)
+    assert [station.what for station in audit.report.order] == [
+        "gradients set to zero",
+        "backward",
+        "'optimizer' steps",
+    ]
     phases = {op.phase for op in audit.report.ops if op.op == "addmm"}
     assert phases == {"forward"}  # the closure's forward is one, though a step runs it
 

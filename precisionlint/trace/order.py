@@ -74,6 +74,7 @@ class Order:
         """How many of the regions were entered before the window: their ``__exit__`` was bound before it was patched.
         """
         self._stepping: list[Any] = []
+        self._by_closure = False
         self._outermost: set[int] = set()
         self._scaling: set[tuple[int, str]] = set()
         self._scaled: list[tuple[Any, Named, Any]] = []
@@ -493,14 +494,14 @@ class Order:
     def _pre_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if optimizer in self._stepping:  # its last step raised
             del self._stepping[self._stepping.index(optimizer) :]
+        takes_closure = any(callable(each) and not isinstance(each, type) for each in (*args[1:], *kwargs.values()))
         if not self._stepping:
-            named = self._optimizer(optimizer)
-            if not any(name == "step" for _, name in self._scaling):
-                self.timeline.emit(Step(here(), (), named, None, guarded=self._tested))
-                self._stepped(optimizer)
+            self._optimizer(optimizer)
+            self._by_closure = takes_closure
+            if not takes_closure:
+                self._step_itself(optimizer)
         self._stepping.append(optimizer)
-        closures = [*args[1:], *kwargs.values()]
-        self.before_step(optimizer, any(callable(each) and not isinstance(each, type) for each in closures))
+        self.before_step(optimizer, takes_closure)
         self.position.section = "optimizer"
         outside = self._outside
         changed = tuple(outside(each) if callable(each) and not isinstance(each, type) else each for each in args[1:])
@@ -522,7 +523,15 @@ class Order:
             del self._stepping[self._stepping.index(optimizer) :]
         if not self._stepping:
             self.position.section = ""
+            if self._by_closure:
+                self._step_itself(optimizer)  # the closure's backward came before what it moved the weights by
         self.after_step(optimizer)
+
+    def _step_itself(self, optimizer: Any) -> None:
+        """An outermost step that no scaler takes."""
+        if not any(name == "step" for _, name in self._scaling):
+            self.timeline.emit(Step(here(), (), self._optimizer(optimizer), None, guarded=self._tested))
+            self._stepped(optimizer)
 
     def _stepped(self, optimizer: Any) -> None:
         self.steps += 1

@@ -76,7 +76,6 @@ def probe() -> None:
     for owner, name in (
         (torch._C, "_current_autograd_node"),
         (torch._C._autograd, "_get_sequence_nr"),
-        (TorchDispatchMode, "_should_skip_dynamo"),
     ):
         if not hasattr(owner, name):
             raise UnsupportedTorchError(f"torch {torch.__version__} has no {name}, which audit builds on")
@@ -117,7 +116,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else every call goes through dynamo's wrapper
+        return False  # else newer torch puts dynamo's wrapper around every call
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

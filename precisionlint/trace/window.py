@@ -39,6 +39,10 @@ from precisionlint.trace.values import Values
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
+OPTIMIZER = ("param_groups", "state", "step")
+SCALER = ("scale", "unscale_", "step", "update", "is_enabled")
+"""What an optimizer and a scaler have, wrapped ones included."""
+
 
 class Audit:
     """A window; ``report`` stands once it is closed."""
@@ -59,6 +63,10 @@ class Audit:
         """Set by whoever knows that the window holds a whole iteration."""
         self._optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
         self._scalers = [] if scaler is None else list(scaler) if isinstance(scaler, list | tuple) else [scaler]
+        for given, wanted, word in ((self._optimizers, OPTIMIZER, "optimizer"), (self._scalers, SCALER, "scaler")):
+            for each in given:
+                if not all(hasattr(each, name) for name in wanted):
+                    raise TypeError(f"{word}: {type(each).__name__} is none; leave it out, it is met when it is used")
         self.registry = Registry()
         self.registry.add_models(model)
         self._position = Position()
