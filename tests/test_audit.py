@@ -114,6 +114,13 @@ def test_a_model_that_is_no_module_is_refused():
         precisionlint.audit({"model": 3})
 
 
+def test_an_optimizer_or_scaler_that_is_none_is_refused():
+    with pytest.raises(TypeError, match="optimizer: Linear is none; leave it out"):
+        precisionlint.audit(optimizer=[nn.Linear(1, 1)])
+    with pytest.raises(TypeError, match="scaler: SGD is none; leave it out"):
+        precisionlint.audit(scaler=torch.optim.SGD(net().parameters()))
+
+
 def test_no_report_stands_while_the_window_is_open():
     audit = precisionlint.audit()
     with pytest.raises(RuntimeError, match="once its `with` block is left"):
