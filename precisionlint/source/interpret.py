@@ -157,6 +157,7 @@ class Interpreter:
         self.implementations: dict[str, Func] = {}
         self.yields: list[Callable[[State, Value], Paths] | None] = []
         self.names: dict[Any, str] = {}
+        self.resolving: set[Pending] = set()
         self.weight_roots: set[Value] = set()
         self.default_values: dict[p.Function, dict[str, Value]] = {}
         self.parents: dict[Value, tuple[Value, Any]] = {}
@@ -912,6 +913,11 @@ class Interpreter:
             sep = "" if prefix.endswith(".") else "."
             self.bind_name(state, instr.alias or instr.name, External(self.apis.canonical(f"{prefix}{sep}{instr.name}")))
             return
+        if path == module.path:  # from . import part, in the package's own __init__
+            part = self.project.file_of(path.parent, [instr.name])
+            if part is not None:
+                self.bind_name(state, instr.alias or instr.name, self.module_value(part, f"{module.name}.{instr.name}"))
+            return
         if not self.project.worth_reading(path):
             submodule = self.project.file_of(path.parent, [instr.name]) if path.name == "__init__.py" else None
             if submodule is not None and self.project.worth_reading(submodule):
@@ -924,15 +930,26 @@ class Interpreter:
             return
         target = self.project.load(path)
         if target is not None:
-            self.global_of(state, target, "__all__")
+            listed = elements(self, state, self.global_of(state, target, "__all__"))
+            public = None if listed is None else {item.value for item in listed if isinstance(item, Const)}
             for name, value in state.frames.get(self.globals_frame(target), {}).items():
-                if isinstance(name, str) and not name.startswith("_"):
+                if isinstance(value, Pending) and value.path == module.path:
+                    continue  # it comes from here
+                if isinstance(name, str) and (name in public if public is not None else not name.startswith("_")):
                     self.bind_name(state, name, value)
 
     def resolve(self, state: State, pending: Pending) -> Value:
         """What an imported name stands for."""
+        if pending in self.resolving:  # names that import each other
+            return self.free(pending.name)
         module = self.project.load(pending.path)
-        return External(pending.text) if module is None else self.global_of(state, module, pending.name)
+        if module is None:
+            return External(pending.text)
+        self.resolving.add(pending)
+        try:
+            return self.global_of(state, module, pending.name)
+        finally:
+            self.resolving.discard(pending)
 
     def do_outer(self, instr: p.Outer, state: State, after: list[State], exits: list[Any]) -> None:
         info = self.frames[state.frame]
@@ -1057,7 +1074,9 @@ class Interpreter:
             self.entered.add(function)
             return [(state, Manager(func, args, instr.at))]
         if function.generator and not any(value is not None for value in self.yields[-1:]):
-            # What a generator does, it does while somebody iterates: it is read as a program of its own.
+            # What a generator does, it does while somebody iterates: it is read beside the path, which may never see it end.
+            if module.is_strong(function) and function not in self.entered:
+                self.run_function(func, args, instr, state.fork())
             return [(state, effects.result(self, state, instr, func, args))]
         if not module.is_relevant(function):
             states = [state]
