@@ -23,8 +23,8 @@ def audit(
     ``model`` is a torch.nn.Module, several in a dict or a list, or None: then modules are named when they are called.
     ``optimizer`` and ``scaler`` are one or a list; those left out are met when they are used. ``values`` reads every
     result of the step, to name the first that is not finite. Needs torch (the extra ``audit``). Raises TypeError for a
-    model that is none, UnsupportedTorchError where this torch lacks what the audit builds on. What the step raises
-    passes through.
+    model, optimizer or scaler that is none, UnsupportedTorchError where this torch lacks what the audit builds on.
+    What the step raises passes through.
     """
     from precisionlint.trace.window import Audit
 
