@@ -62,17 +62,17 @@ from precisionlint.source.values import (
     text_of,
 )
 
-PATHS = 48
+PATHS = 32
 """How many paths are followed side by side; more are thinned out, and that is counted and said."""
 UNROLLED = 8
 """Up to how many known items a loop is followed item by item."""
 DEPTH = 14
 """How deep calls are followed."""
-BUDGET = 40_000
+BUDGET = 20_000
 """How many instructions one program may take before reading of it is given up."""
-FILE_BUDGET = 160_000
+FILE_BUDGET = 60_000
 """How many instructions all programs of a file may take together."""
-HELPER_BUDGET = 3_000
+HELPER_BUDGET = 1_500
 """How many instructions a call may take that cannot train: what it builds is then unknown."""
 
 Args = tuple[tuple[str | None, Value], ...]
