@@ -5,6 +5,7 @@ failures.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -222,3 +223,17 @@ def test_a_script_leaves_nothing_behind(audit: Audit):
     assert audit(TRAINER, "--fp16").code == 1
     after = sys.argv, sys.path[:], sys.modules["__main__"], torch.nn.Module.__call__, torch.optim.Optimizer.__init__
     assert after == before
+
+
+PROJECTS = Path(__file__).parents[1] / "fixtures" / "projects"
+
+
+@pytest.mark.parametrize(("project", "expected"), [("digits", ["clip-before-unscale"]), ("digits-fixed", [])])
+def test_a_project_of_several_files_is_audited_as_it_stands(project: str, expected: list[str], tmp_path: Path):
+    shutil.copytree(PROJECTS / project, tmp_path / project)
+    command = [sys.executable, "-m", "precisionlint", "audit", "--format", "json", "train.py", "--device", "cpu"]
+    done = subprocess.run(command, cwd=tmp_path / project, capture_output=True, text=True, check=False)
+    outcome = json.loads(done.stdout)
+    assert [each["rule"] for each in outcome["report"]["findings"]] == expected
+    assert all(each["path"] == "utils.py" for each in outcome["report"]["findings"])
+    assert outcome["ended"] == "stopped after the audited step"

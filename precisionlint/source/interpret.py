@@ -552,7 +552,10 @@ class Interpreter:
 
     def hand_scale(self, key: Any, name: str, value: Value) -> Value:
         """A number that is kept as the loss scale, by its name."""
-        if isinstance(value, Const) and value.kind in ("int", "float") and value.value != 1 and HAND_SCALE.search(name):
+        if not HAND_SCALE.search(name) or name.endswith("er"):
+            return value
+        number = isinstance(value, Const) and value.kind in ("int", "float") and value.value != 1
+        if number or (isinstance(value, Sym) and value.key[0] == "param" and value.flow == PLAIN):
             return self.intern(("hand", key), name, PLAIN, frozenset(), ())
         return value
 
