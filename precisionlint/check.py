@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from precisionlint import catalogue, files
-from precisionlint.findings import Coverage, FileError, Finding, GaveUp, Place, Report, Step
+from precisionlint import files
+from precisionlint.findings import Coverage, FileError, Finding, GaveUp, Report
 
 STACK = 512 * 1024 * 1024
 """Bytes of stack for reading: deep but legal code needs more than a thread has by default."""
@@ -76,7 +74,9 @@ def _check(
             run = Run(select, assume)
         findings.extend(run.file(display, path, data, errors, total))
     findings.sort(key=lambda f: (f.place, f.rule, f.message))
-    return Report(tuple(findings), tuple(sorted(errors, key=lambda e: (e.path, e.line or 0))), total.coverage(len(found)))
+    return Report(
+        tuple(findings), tuple(sorted(errors, key=lambda e: (e.path, e.line or 0))), total.coverage(len(found))
+    )
 
 
 class Totals:

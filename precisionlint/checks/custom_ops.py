@@ -21,7 +21,10 @@ def unregistered_custom_op(state: None, event: CustomOp) -> Iterator[Any]:
         "unregistered-custom-op",
         event.defined,
         f"{what} runs under autocast without an autocast rule: its inputs arrive as they are, half and fp32 mixed; {remedy}",
-        (Seen(event.region.at, f"{event.region.dtype or 'half'} autocast"), Seen(event.at, "called inside the region", event.when)),
+        (
+            Seen(event.region.at, f"{event.region.dtype or 'half'} autocast"),
+            Seen(event.at, "called inside the region", event.when),
+        ),
     )
 
 
@@ -34,5 +37,8 @@ def function_without_custom_fwd(state: None, event: CustomOp) -> Iterator[Any]:
         event.defined,
         f"autograd.Function '{event.name}' runs under autocast without custom_fwd and custom_bwd: its forward runs under autocast, its "
         "backward does not, and the two see different dtypes",
-        (Seen(event.region.at, f"{event.region.dtype or 'half'} autocast"), Seen(event.at, "applied inside the region", event.when)),
+        (
+            Seen(event.region.at, f"{event.region.dtype or 'half'} autocast"),
+            Seen(event.at, "applied inside the region", event.when),
+        ),
     )

@@ -17,8 +17,8 @@ from precisionlint.events import (
     Event,
     Grads,
     Known,
-    Lost,
     LossScaled,
+    Lost,
     Named,
     Owns,
     Renewed,
@@ -141,9 +141,7 @@ def after_backward(ledger: Ledger, event: Backward) -> Ledger:
     if event.scaled_at is not None:
         at, when = event.scaled_at
         scaled = Seen(at, f"the loss is scaled by '{scaler.name}'", when)
-    clean = frozenset(
-        c if c.consumed else replace(c, mixed=True, mixed_by=c.mixed_by or here) for c in ledger.clean
-    )
+    clean = frozenset(c if c.consumed else replace(c, mixed=True, mixed_by=c.mixed_by or here) for c in ledger.clean)
     pending = ledger.pending - {p for p in ledger.pending if p.scaler == scaler} | {Pending(scaler, here, scaled)}
     waiting = frozenset(w for w in ledger.waiting if w.scaler != scaler)
     return replace(ledger, pending=pending, clean=clean, waiting=waiting)
@@ -166,7 +164,10 @@ def after_grads(ledger: Ledger, event: Grads) -> Ledger:
         )
     if event.how == "mul" and event.factor == "1/scale":
         if event.part and event.scaler is not None:
-            return replace(ledger, partial=ledger.partial | {(event.scaler, seen(event, "part of the gradients are divided by it"))})
+            return replace(
+                ledger,
+                partial=ledger.partial | {(event.scaler, seen(event, "part of the gradients are divided by it"))},
+            )
         here = seen(event, "gradients are divided by the scale")
         ledger = replace(ledger, partial=frozenset())
         if event.weights is None:
@@ -245,7 +246,11 @@ def after_owns(ledger: Ledger, event: Owns) -> Ledger:
     here = seen(event, f"{event.cls.rpartition('.')[2]} over these weights")
     # A new optimizer starts a new training run: what was used before it belongs to the run before.
     made = frozenset(replace(m, used=False) for m in ledger.made)
-    return replace(ledger, owns=owns | {Own(event.optimizer, event.weights, event.cls, ("fused", True) in event.settings, here)}, made=made)
+    return replace(
+        ledger,
+        owns=owns | {Own(event.optimizer, event.weights, event.cls, ("fused", True) in event.settings, here)},
+        made=made,
+    )
 
 
 def after_lost(ledger: Ledger, event: Lost) -> Ledger:
@@ -287,6 +292,7 @@ ADVANCE: dict[type[Event], Any] = {
     ScalerMade: after_made, Owns: after_owns, Lost: after_lost, Renewed: after_renewed, Sharded: after_sharded,
     WeightsTake: after_take,
 }  # fmt: skip
+
 
 def settle(ledger: Ledger) -> Ledger:
     """What is left of a ledger where another program begins: the objects, with nothing under way."""
@@ -556,7 +562,11 @@ def scaler_with_bf16(ledger: Ledger, event: LossScaled) -> Iterator[Any]:
             made.at if made is not None else event.at,
             f"'{event.scaler.name}' scales a loss computed under bf16 autocast: bf16 has fp32's range, so the scale protects nothing, while "
             "its inf checks synchronise each step and can skip steps in silence",
-            tuple(s for s in (made, Seen(event.region.at, "bf16 autocast"), seen(event, f"scaled by '{event.scaler.name}'")) if s),
+            tuple(
+                s
+                for s in (made, Seen(event.region.at, "bf16 autocast"), seen(event, f"scaled by '{event.scaler.name}'"))
+                if s
+            ),
         )
 
 
@@ -605,7 +615,10 @@ def scaler_not_checkpointed(ledger: Ledger, event: Checkpoint) -> Iterator[Any]:
             event.at,
             f"the checkpoint holds '{event.optimizers[0].name}' but not '{used[0].name}': a resumed run starts its scale again at 65536 and "
             "skips steps until it has settled",
-            (*(m.seen for m in sorted(ledger.made, key=lambda m: m.scaler.name)[:1]), seen(event, "saved without the scaler's state")),
+            (
+                *(m.seen for m in sorted(ledger.made, key=lambda m: m.scaler.name)[:1]),
+                seen(event, "saved without the scaler's state"),
+            ),
             unless=("a saved scaler",),
         )
 
@@ -656,7 +669,9 @@ def scaler_settings(ledger: Ledger, event: ScalerMade) -> Iterator[Any]:
     elif init <= 1.0 and interval >= 100:
         fault = f"init_scale={init:g} protects nothing until the scale has grown, once in {interval:g} steps"
     elif init >= 2.0**24:
-        fault = f"init_scale={init:g} overflows fp16 gradients at once: steps are skipped until it has halved often enough"
+        fault = (
+            f"init_scale={init:g} overflows fp16 gradients at once: steps are skipped until it has halved often enough"
+        )
     elif interval >= 1_000_000 and "init_scale" not in settings:
         fault = f"growth_interval={interval:g} is longer than a run: after an overflow the scale never comes back"
     if fault:
@@ -669,9 +684,9 @@ def scheduler_steps_when_skipped(ledger: Ledger, event: SchedulerStep | Step) ->
         if event.via is not None:
             yield Evidence(("steps in", event.loop))
         return
-    stepped = sorted(
-        (p.seen for p in ledger.progress if p.phase == "stepped"), key=lambda s: s.text
-    ) or sorted((w.update for w in ledger.waiting), key=lambda s: s.text)
+    stepped = sorted((p.seen for p in ledger.progress if p.phase == "stepped"), key=lambda s: s.text) or sorted(
+        (w.update for w in ledger.waiting), key=lambda s: s.text
+    )
     if stepped and not event.guarded:
         yield Hit(
             "scheduler-steps-when-skipped",

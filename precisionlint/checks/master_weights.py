@@ -43,8 +43,10 @@ class Storage:
 def advance(storage: Storage, event: Event) -> Storage:
     if isinstance(event, WeightsTake):
         if event.trainable is not None:
-            frozen = storage.frozen | event.weights if event.trainable is False else frozenset(
-                path for path in storage.frozen if not covers(event.weights, frozenset({path}))
+            frozen = (
+                storage.frozen | event.weights
+                if event.trainable is False
+                else frozenset(path for path in storage.frozen if not covers(event.weights, frozenset({path})))
             )
             return replace(storage, frozen=frozen)
         took = frozenset(t for t in storage.took if not covers(event.weights, t.weights))

@@ -10,11 +10,25 @@ import re
 from collections.abc import Callable, Set
 from typing import Any
 
+from precisionlint.source.evaluate import DTYPES
 from precisionlint.source.garbage import Collector
 from precisionlint.source.state import State, merge
-from precisionlint.source.evaluate import DTYPES
 from precisionlint.source.values import (
-    PLAIN, Class, Cond, Const, External, Flow, Func, Many, Method, Obj, Stream, Sym, Tup, Value, flow_of,
+    PLAIN,
+    Class,
+    Cond,
+    Const,
+    External,
+    Flow,
+    Func,
+    Many,
+    Method,
+    Obj,
+    Stream,
+    Sym,
+    Tup,
+    Value,
+    flow_of,
 )  # fmt: skip
 
 KEPT = re.compile(
@@ -116,7 +130,10 @@ def plain(name: str, value: Value | None, kept: Set[str]) -> bool:
 def drop_facts(group: list[State], kept: Set[str]) -> None:
     """Forgets decisions that no test around precision asks for."""
     stale = {
-        sym for state in group for sym in state.facts if not KEPT.search(sym.text) and kept.isdisjoint(WORD.findall(sym.text))
+        sym
+        for state in group
+        for sym in state.facts
+        if not KEPT.search(sym.text) and kept.isdisjoint(WORD.findall(sym.text))
     }
     for state in group:
         for sym in stale:

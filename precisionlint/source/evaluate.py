@@ -76,8 +76,9 @@ def evaluate(it: Interpreter, state: State, expr: p.Expr) -> Value:
             if known is not None:
                 return evaluate(it, state, expr.right) if known == (expr.op == "and") else left
             right = evaluate(it, state, expr.right)
-            sym = it.derived(("op", expr.op, left, right), f"{text_of(left)} {expr.op} {text_of(right)}", (left, right))
-            return sym
+            return it.derived(
+                ("op", expr.op, left, right), f"{text_of(left)} {expr.op} {text_of(right)}", (left, right)
+            )
         case p.Binary():
             return binary(it, expr.op, evaluate(it, state, expr.left), evaluate(it, state, expr.right))
         case p.Unary():
@@ -118,8 +119,7 @@ def sequence(it: Interpreter, state: State, expr: p.Sequence) -> Value:
     if expr.kind == "tuple" or len(items) > 64:
         return Tup(tuple(items))
     obj = Obj((expr.at, state.frame), External("builtins.list"))
-    state.heap[obj] = dict(enumerate(items))
-    state.owned.discard(("heap", obj))
+    state.allocate(obj, dict(enumerate(items)))
     return obj
 
 
@@ -133,8 +133,7 @@ def mapping(it: Interpreter, state: State, expr: p.Mapping) -> Value:
             continue
         name = evaluate(it, state, key)
         attributes[name.value if isinstance(name, Const) else "*"] = value
-    state.heap[obj] = attributes
-    state.owned.discard(("heap", obj))
+    state.allocate(obj, attributes)
     return obj
 
 
@@ -240,7 +239,11 @@ def index(it: Interpreter, state: State, obj: Value, key: Value) -> Value:
             return obj.element
         case Tensors(kind="groups"):
             if isinstance(key, Const) and isinstance(key.value, str):
-                return replace(obj, kind="params") if key.value == "params" else it.derived(("index", obj, key), key.value, ())
+                return (
+                    replace(obj, kind="params")
+                    if key.value == "params"
+                    else it.derived(("index", obj, key), key.value, ())
+                )
             return obj
         case Tensors():
             if obj.kind == "params" and isinstance(key, Const):
@@ -264,7 +267,7 @@ def index(it: Interpreter, state: State, obj: Value, key: Value) -> Value:
                 if all(value == first for value in items.values()):
                     return first
         case Sym():
-            if isinstance(key, Sym) or isinstance(key, Const):
+            if isinstance(key, (Sym, Const)):
                 label = key.text if isinstance(key, Sym) else repr(key.value)
                 return it.derived(("index", obj, key), f"{obj.text}[{label}]", (obj, key))
     return it.derived(("index", obj, key), f"{text_of(obj)}[{text_of(key)}]", (obj, key))
@@ -631,7 +634,7 @@ def weight_path(it: Interpreter, value: Value, depth: int = 0) -> WeightPath:
 
 
 def dtype_of(value: Value | None) -> str | None:
-    """"float16", "bfloat16" … of a dtype value; None where it is not one that is known."""
+    """ "float16", "bfloat16" … of a dtype value; None where it is not one that is known."""
     if isinstance(value, External) and value.name in DTYPES:
         return value.name.removeprefix("torch.")
     if isinstance(value, Sym) and value.default is not None:

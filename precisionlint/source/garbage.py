@@ -64,7 +64,11 @@ class Collector:
             if isinstance(value, Sym):
                 todo.extend(leaves_of(value.of))
                 todo.extend(part for part in value.key if isinstance(part, (Sym, Obj)))
-        dead = [o for o in heap if o not in live and not (isinstance(o, Sym) and askable(o, live, 0)) and not isinstance(o, Class)]
+        dead = [
+            o
+            for o in heap
+            if o not in live and not (isinstance(o, Sym) and askable(o, live, 0)) and not isinstance(o, Class)
+        ]
         for obj in dead:
             del heap[obj]
         for sym in [s for s in state.facts if not askable(s, live, 0)]:

@@ -6,22 +6,20 @@ an expression is worth is ``evaluate.py``. It never imports or runs the code tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from precisionlint.checks import Evidence, Hit, Judge
-from precisionlint.events import Event, Iteration, Known, Named, Region, Renewed
+from precisionlint.events import Event, Iteration, Named, Renewed
 from precisionlint.source import effects
 from precisionlint.source import program as p
-from precisionlint.source.blur import blur
 from precisionlint.source.apis import Apis, table
+from precisionlint.source.blur import blur
 from precisionlint.source.evaluate import (
-    DTYPES,
     HAND_SCALE,
     as_cond,
     attribute,
-    binary,
     class_attribute,
     element_of,
     elements,
@@ -34,7 +32,7 @@ from precisionlint.source.evaluate import (
 )
 from precisionlint.source.garbage import Collector
 from precisionlint.source.project import Project, ProjectModule
-from precisionlint.source.state import State, merge, reachable
+from precisionlint.source.state import State, merge
 from precisionlint.source.values import (
     NONE,
     PLAIN,
@@ -59,6 +57,7 @@ from precisionlint.source.values import (
     Value,
     const,
     flow_of,
+    join,
     text_of,
 )
 
@@ -187,9 +186,7 @@ class Interpreter:
             self.syms[key] = sym
         return sym
 
-    def derived(
-        self, key: tuple[Any, ...], text: str, parts: tuple[Value, ...], flow: Flow | None = None
-    ) -> Value:
+    def derived(self, key: tuple[Any, ...], text: str, parts: tuple[Value, ...], flow: Flow | None = None) -> Value:
         """A value that is a function of others: the same parts give the same symbol."""
         if key[0] == "attr" and self.assume and key[2] in self.assume:
             return self.assume[key[2]]
@@ -202,7 +199,7 @@ class Interpreter:
         if flow is None:
             flow = PLAIN
             for part in parts:
-                flow = effects.joined(flow, flow_of(part))
+                flow = join(flow, flow_of(part))
             if flow.factor and key[0] in ("op", "index", "attr"):
                 flow = Flow(UNSURE, flow.region)
         if flow is not PLAIN:
@@ -263,7 +260,11 @@ class Interpreter:
         key: Any = found
         if isinstance(found, Hit):
             places = (found.at, *(seen.at for seen in found.trace))
-            key = (found.rule, *((at.module, at.node) for at in places if isinstance(at, Where)), *(s.when for s in found.trace))
+            key = (
+                found.rule,
+                *((at.module, at.node) for at in places if isinstance(at, Where)),
+                *(s.when for s in found.trace),
+            )
         self.found.setdefault(key, found)
 
     def gave_up(self, state: State, node: Any, what: str) -> None:
@@ -510,7 +511,9 @@ class Interpreter:
         value = evaluate(self, state, instr.value)
         if instr.annotation is not None and isinstance(value, Sym):
             value = effects.annotated(self, state, instr.annotation, value)
-        elif counts(instr) and (isinstance(value, Sym) or (isinstance(value, Const) and value.kind in ("int", "float"))):
+        elif counts(instr) and (
+            isinstance(value, Sym) or (isinstance(value, Const) and value.kind in ("int", "float"))
+        ):
             # A counter or running sum is another value each time round; what it is made of no longer matters.
             value = self.site(state, instr.at, name_of(instr.target) or "…", flow_of(value), ())
         self.assign(state, instr.target, value, instr.at)
@@ -649,14 +652,18 @@ class Interpreter:
         if not state.assume(cond):
             return False
         sym = cond.sym
-        if cond.kind == "truth" and sym.key[0] == "op" and sym.key[1] in ("and", "or"):
-            if cond.positive == (sym.key[1] == "and"):
-                for side in sym.key[2:4]:
-                    inner = as_cond(side)
-                    if inner is not None:
-                        wanted = inner if cond.positive else flip(inner)
-                        if not self.assume_cond(state, wanted):  # type: ignore[arg-type]
-                            return False
+        if (
+            cond.kind == "truth"
+            and sym.key[0] == "op"
+            and sym.key[1] in ("and", "or")
+            and cond.positive == (sym.key[1] == "and")
+        ):
+            for side in sym.key[2:4]:
+                inner = as_cond(side)
+                if inner is not None:
+                    wanted = inner if cond.positive else flip(inner)
+                    if not self.assume_cond(state, wanted):  # type: ignore[arg-type]
+                        return False
         return True
 
     def do_for(self, instr: p.For, state: State, after: list[State], exits: list[Any]) -> None:
@@ -781,9 +788,7 @@ class Interpreter:
                 leave(one)
                 exits.append((kind, one, value))
 
-    def with_manager(
-        self, instr: p.With, manager: Manager, state: State, after: list[State], exits: list[Any]
-    ) -> None:
+    def with_manager(self, instr: p.With, manager: Manager, state: State, after: list[State], exits: list[Any]) -> None:
         """A generator function under @contextmanager: its body runs around the with block, which stands where it yields."""
         outer = state.frame
         control, stack = state.control, state.stack
@@ -889,8 +894,7 @@ class Interpreter:
                     value = Func(value.function, value.module, outer, None, cls)
                 attributes[name] = value
             attributes["__bases__"] = Tup(bases)
-            one.heap[cls] = attributes
-            one.owned.discard(("heap", cls))
+            one.allocate(cls, attributes)
             one.drop_frame(frame)
             one.frame = outer
             self.bind_name(one, instr.cls.name, cls)
@@ -914,7 +918,9 @@ class Interpreter:
                 return
             prefix = "." * instr.level + instr.module
             sep = "" if prefix.endswith(".") else "."
-            self.bind_name(state, instr.alias or instr.name, External(self.apis.canonical(f"{prefix}{sep}{instr.name}")))
+            self.bind_name(
+                state, instr.alias or instr.name, External(self.apis.canonical(f"{prefix}{sep}{instr.name}"))
+            )
             return
         if path == module.path:  # from . import part, in the package's own __init__
             part = self.project.file_of(path.parent, [instr.name])
@@ -975,8 +981,7 @@ class Interpreter:
 
     def do_begin(self, instr: p.Begin, state: State, after: list[State], exits: list[Any]) -> None:
         obj = Obj((instr.at, state.frame), External(f"builtins.{instr.kind}"))
-        state.heap[obj] = {}
-        state.owned.discard(("heap", obj))
+        state.allocate(obj, {})
         state.scope(state.frame)[instr.target] = obj
         after.append(state)
 
@@ -1065,13 +1070,17 @@ class Interpreter:
         """``nn.Sequential``: its modules one after the other, each on what the one before gave."""
         outcome = [(state, args)]
         for part in elements(self, state, callee) or []:
-            outcome = [(after, ((None, value),)) for before, given in outcome for after, value in self.call_value(instr, before, part, given)]
+            outcome = [
+                (after, ((None, value),))
+                for before, given in outcome
+                for after, value in self.call_value(instr, before, part, given)
+            ]
         return [(after, effects.result(self, after, instr, callee, given)) for after, given in outcome]
 
     def call_function(self, func: Func, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
         """A function of the project: entered where it can matter, else its result is unknown and nothing else happens."""
         function, module = func.function, func.module
-        body = module.body(function)
+        module.body(function)
         decorators = self.decorators(state, func)
         if any(name.rpartition(".")[2] == "contextmanager" for name in decorators) and function.generator:
             self.entered.add(function)
@@ -1206,8 +1215,7 @@ class Interpreter:
                 positional = []
             elif param.kind == "**":
                 obj = Obj((function.node, "kwargs", state.frame), External("builtins.dict"))
-                state.heap[obj] = dict(keywords)
-                state.owned.discard(("heap", obj))
+                state.allocate(obj, dict(keywords))
                 scope[param.name] = obj
             elif param.kind == "plain" and positional:
                 scope[param.name] = positional.pop(0)
@@ -1251,13 +1259,16 @@ class Interpreter:
         """An object of a class of the project."""
         obj = Obj((instr.at, state.frame), cls)
         self.instantiated.add(cls.cls)
-        state.heap[obj] = {}
-        state.owned.discard(("heap", obj))
+        state.allocate(obj, {})
         made = effects.made(self, state, instr, obj, args)
         if made is not None:
             return made
         init = class_attribute(self, state, cls, "__init__")
-        if isinstance(init, Func) and self.external_base(state, cls) == "module" and not init.module.builds_precision(init.function):
+        if (
+            isinstance(init, Func)
+            and self.external_base(state, cls) == "module"
+            and not init.module.builds_precision(init.function)
+        ):
             return [(state, obj)]  # layers and their sizes: parts of the model, whatever they are
         if isinstance(init, Func):
             bound = Func(init.function, init.module, init.frame, obj, init.owner)

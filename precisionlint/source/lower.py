@@ -165,10 +165,7 @@ class Lowering:
         first, *rest = items
         context = self.expr(first.item)
         target = self.target(first.asname.name) if first.asname else None
-        if rest:
-            body = self.into(lambda: self.with_items(rest, node))
-        else:
-            body = self.block(node.body)
+        body = self.into(lambda: self.with_items(rest, node)) if rest else self.block(node.body)
         self.code.append(p.With(context, target, body, first.item))
 
     def try_(self, node: Any) -> None:

@@ -117,9 +117,9 @@ def telling_names(syntax: ast.Module, lines: list[str]) -> set[str]:
         elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             assigned.append(({name for t in targets for name in last_identifiers(t)}, identifiers_of(node.value)))
-        elif isinstance(node, ast.keyword) and node.arg == "enabled":
-            names |= identifiers_of(node.value)
-        elif isinstance(node, ast.Return) and isinstance(node.value, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
+        elif (isinstance(node, ast.keyword) and node.arg == "enabled") or (
+            isinstance(node, ast.Return) and isinstance(node.value, (ast.Compare, ast.BoolOp, ast.UnaryOp))
+        ):
             names |= identifiers_of(node.value)
     # A test that only leaves the function matters to a later one that asks the same.
     names |= {name for name in leaving if asked[name] > 1}

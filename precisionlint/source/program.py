@@ -94,9 +94,7 @@ class Opaque:
     at: Any
 
 
-Expr = Union[
-    Const, Name, Attr, Index, Sequence, Mapping, Star, Binary, Unary, Compare, Closure, Opaque
-]
+Expr = Union[Const, Name, Attr, Index, Sequence, Mapping, Star, Binary, Unary, Compare, Closure, Opaque]
 
 
 @dataclass(slots=True, eq=False)

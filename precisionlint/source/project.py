@@ -6,6 +6,7 @@ that they and the functions they name contain: what holds none of them is never 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -27,7 +28,9 @@ FILE_WORDS = (
     b"optim.", b"Adam", b"SGD(", b"custom_op", b"Function)", b".grad", b"loss_scale", b"FullyShardedDataParallel", b"triton",
     b"torch.save", b"state_dict", b"from_pretrained", b"requires_grad",
 )  # fmt: skip
-EVALUATION = re.compile(r"(?:^|_)(?:eval|evaluate|evaluation|validate|validation|valid|test|infer|inference|predict|generate|sample)(?:_|$)")
+EVALUATION = re.compile(
+    r"(?:^|_)(?:eval|evaluate|evaluation|validate|validation|valid|test|infer|inference|predict|generate|sample)(?:_|$)"
+)
 NO_GRAD = re.compile(r"\s*@(?:torch\.)?(?:no_grad|inference_mode)")
 TRAINS = re.compile(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_grad|optim", re.I)
 SMALL = 5
@@ -64,7 +67,11 @@ class ProjectModule:
         self.text = data.decode(self.tree.encoding, errors="replace")
         self.lines = self.text.splitlines()
         self.spans: dict[Any, tuple[int, int]] = dict(
-            zip(definition_nodes(self.tree), ((first, last) for _, first, last in definitions(syntax.body)), strict=False)
+            zip(
+                definition_nodes(self.tree),
+                ((first, last) for _, first, last in definitions(syntax.body)),
+                strict=False,
+            )
         )
         self.block, self.functions = lower_module(self.tree, self.spans)
         self.outline = project.outlines.setdefault(path, Outline(syntax, self.lines))
@@ -143,7 +150,9 @@ class ProjectModule:
 def python_files(root: Path) -> Iterator[Path]:
     """The Python files below a folder, hidden folders left out."""
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in ("node_modules", "site-packages"))
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and name not in ("node_modules", "site-packages")
+        )
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
@@ -200,10 +209,8 @@ class Project:
             self.outlines[path] = None
             data = self.read(path) if self.worth_reading(path) else None
             if data is not None:
-                try:
+                with contextlib.suppress(Unreadable, RecursionError):
                     self.outlines[path] = Outline(parse_ast(data), data.decode("utf-8", "replace").splitlines())
-                except (Unreadable, RecursionError):
-                    pass
         return self.outlines[path]
 
     def reaches(self, path: Path, name: str, kind: str, hops: int = 0) -> bool:

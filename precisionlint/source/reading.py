@@ -90,7 +90,9 @@ class Reader:
         candidates = [
             instr.function
             for instr in self.module.block.code
-            if isinstance(instr, p.Define) and self.module.is_relevant(instr.function) and self.module.is_strong(instr.function)
+            if isinstance(instr, p.Define)
+            and self.module.is_relevant(instr.function)
+            and self.module.is_strong(instr.function)
         ]
         named: set[str] = set()
         for function in candidates:
@@ -105,7 +107,11 @@ class Reader:
     def run_function(self, function: p.Function, state: State) -> list[State]:
         start = self.fresh(state, self.module.source_of(function))
         value = self.it.lookup(start, function.name)
-        func = value if isinstance(value, Func) and value.function is function else Func(function, self.module, start.frame)
+        func = (
+            value
+            if isinstance(value, Func) and value.function is function
+            else Func(function, self.module, start.frame)
+        )
         after = self.call(start, func)
         for one in after:
             self.it.emit(one, Closed(None, (), False))

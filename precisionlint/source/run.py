@@ -56,16 +56,16 @@ class Run:
             self.projects[root] = Project(root)
         return self.projects[root]
 
-    def file(
-        self, display: str, path: Path, data: bytes, errors: list[FileError], total: Totals
-    ) -> list[Finding]:
+    def file(self, display: str, path: Path, data: bytes, errors: list[FileError], total: Totals) -> list[Finding]:
         """The findings of one file."""
         path = Path(os.path.abspath(path))
         project = self.project(path)
         module = project.load(path, data)
         if module is None:
             error = project.errors.get(path)
-            errors.append(FileError(display, error.line if error else None, error.message if error else "cannot be read"))
+            errors.append(
+                FileError(display, error.line if error else None, error.message if error else "cannot be read")
+            )
             return []
         places = Places(module, display)
         try:
@@ -75,7 +75,9 @@ class Run:
             errors.append(FileError(display, None, "nested too deeply to be read"))
             return []
         except Exception as error:  # a fault of ours must not cost the other files their findings
-            errors.append(FileError(display, None, f"internal error, please report it: {type(error).__name__}: {error}"))
+            errors.append(
+                FileError(display, None, f"internal error, please report it: {type(error).__name__}: {error}")
+            )
             return []
         self.count(total, reading, module, places)
         project.forget_large()
@@ -124,10 +126,24 @@ class Run:
         labels: list[str] = []
         for seen in hit.trace:
             labels.extend(label for label in seen.when if label not in labels and "__name__" not in label)
-        labels = [label for label in labels if f"not {label}" not in labels and label.removeprefix("not ") not in labels or not label.startswith("not ") and f"not {label}" not in labels]
-        steps = [Step(places.of(seen.at.module, seen.at.node), seen.text) for seen in hit.trace if isinstance(seen.at, Where)]
+        labels = [
+            label
+            for label in labels
+            if (f"not {label}" not in labels and label.removeprefix("not ") not in labels)
+            or (not label.startswith("not ") and f"not {label}" not in labels)
+        ]
+        steps = [
+            Step(places.of(seen.at.module, seen.at.node), seen.text) for seen in hit.trace if isinstance(seen.at, Where)
+        ]
         return Finding(
-            hit.rule, rule.family, hit.severity or rule.severity, hit.confidence, hit.message, place, " and ".join(labels[:3]), tuple(steps)  # type: ignore[arg-type]
+            hit.rule,
+            rule.family,
+            hit.severity or rule.severity,
+            hit.confidence,
+            hit.message,
+            place,
+            " and ".join(labels[:3]),
+            tuple(steps),  # type: ignore[arg-type]
         )
 
     def count(self, total: Totals, reading: Reading, module: ProjectModule, places: Places) -> None:

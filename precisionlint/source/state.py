@@ -61,12 +61,13 @@ def decide(fact: Fact, cond: Cond) -> bool | None:
         answer = fact.none if fact.none is not None else (False if fact.truth else None)
     elif fact.eq is not None:
         answer = fact.eq == cond.const
-    elif cond.const in fact.ne:
-        answer = False
-    elif isinstance(cond.const, Const) and (
-        (fact.none and cond.const != NONE)
-        or (fact.truth is True and not cond.const.value)
-        or (fact.truth is False and cond.const.value)
+    elif cond.const in fact.ne or (
+        isinstance(cond.const, Const)
+        and (
+            (fact.none and cond.const != NONE)
+            or (fact.truth is True and not cond.const.value)
+            or (fact.truth is False and cond.const.value)
+        )
     ):
         answer = False
     return None if answer is None else answer == cond.positive
@@ -113,6 +114,11 @@ class State:
             self.heap[obj] = dict(self.heap.get(obj, ()))
             self.owned.add(key)
         return self.heap[obj]
+
+    def allocate(self, obj: Value, attributes: dict[Any, Value]) -> None:
+        """An object is made, with these attributes (and none that an earlier one from the same place had)."""
+        self.heap[obj] = attributes
+        self.owned.discard(("heap", obj))
 
     def drop_frame(self, frame: int) -> None:
         self.frames.pop(frame, None)

@@ -1,0 +1,199 @@
+"""What the effects share: arguments by position or name, what a value is known or named to be, and the result of a call."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from precisionlint.events import Region, Weights
+from precisionlint.source import program as p
+from precisionlint.source.evaluate import combine, dtype_of, is_container, name_of, weights_of
+from precisionlint.source.state import State
+from precisionlint.source.values import UNSURE, Cond, Const, External, Obj, Sym, Value, const, text_of
+
+if TYPE_CHECKING:
+    from precisionlint.source.interpret import Args, Interpreter
+
+
+Outcome = list[tuple[State, Value]]
+
+
+SCALER_NAME = re.compile(r"scaler", re.I)
+
+
+OPTIMIZER_NAME = re.compile(r"optim|(?:^|_)opt(?:$|_|\d)|^opt[a-zA-Z]?$|_opts?$", re.I)
+
+
+SCHEDULER_NAME = re.compile(r"sched", re.I)
+
+
+FINITE = re.compile(r"finite|(?:^|_)is_?(?:nan|inf)|nan|overflow|(?:^|_)inf(?:$|_)|skip|valid", re.I)
+
+
+def one(state: State, value: Value) -> Outcome:
+    return [(state, value)]
+
+
+def when(state: State) -> tuple[str, ...]:
+    return tuple(label for label in state.control if label)
+
+
+def argument(args: Args, position: int, *names: str) -> Value | None:
+    """The argument at a position, or by one of its names."""
+    for keyword, value in args:
+        if keyword in names:
+            return value
+    index = 0
+    for keyword, value in args:
+        if keyword is None:
+            if index == position:
+                return value
+            index += 1
+    return None
+
+
+def arg_name(instr: p.Call, position: int, *names: str) -> str:
+    """How the program writes that argument."""
+    for keyword, expr in instr.args:
+        if keyword in names:
+            return name_of(expr)
+    index = 0
+    for keyword, expr in instr.args:
+        if keyword is None:
+            if index == position:
+                return name_of(expr)
+            index += 1
+    return ""
+
+
+def open_ended(args: Args) -> bool:
+    return any(keyword in ("*", "**") for keyword, _ in args)
+
+
+def region_of(state: State) -> Region | str | None:
+    """The autocast region in force: a Region, None, or UNSURE."""
+    return state.regions[-1] if state.regions else None
+
+
+def known_region(region: Region | str | None) -> Region | None:
+    return region if isinstance(region, Region) else None
+
+
+def last_name(value: Value) -> str:
+    match value:
+        case Sym():
+            text = value.text.rstrip(")(…")
+            while text.endswith("]"):
+                text = text[: text.rfind("[")]
+            return text.rpartition(".")[2]
+        case External():
+            return value.name.rpartition(".")[2]
+    return ""
+
+
+def dtype_in(state: State, value: Value | None) -> str | None:
+    """The dtype that a value is on this path."""
+    if isinstance(value, Sym):
+        fact = state.facts.get(value)
+        if fact is not None and isinstance(fact.eq, External):
+            return dtype_of(fact.eq)
+    return dtype_of(value)
+
+
+def choices(it: Interpreter, state: State, value: Value | None) -> list[tuple[State, Value | None]]:
+    """A value looked up in a table by an unknown key: one path for each entry that the path still allows."""
+    if isinstance(value, Sym) and value.key[0] == "index":
+        table, key = value.key[1], value.key[2]
+        if is_container(table) and isinstance(key, Sym):
+            items = state.heap.get(table, {})
+            if items and "*" not in items and len(items) <= 6:
+                result: list[tuple[State, Value | None]] = []
+                for name, item in items.items():
+                    branch = state.fork()
+                    if not it.assume_cond(branch, Cond(key, "eq", const(name), True)):
+                        continue
+                    if isinstance(item, (Const, External)) and not it.assume_cond(
+                        branch, Cond(value, "eq", item, True)
+                    ):
+                        continue
+                    result.append((branch, item))
+                if result:
+                    return result
+    return [(state, value)]
+
+
+def is_optimizer(it: Interpreter, state: State, value: Value) -> bool:
+    if isinstance(value, Obj):
+        return it.kind(state, value) == "optimizer"
+    return (
+        isinstance(value, Sym)
+        and not SCHEDULER_NAME.search(last_name(value))
+        and bool(OPTIMIZER_NAME.search(last_name(value)))
+    )
+
+
+def is_scaler(it: Interpreter, state: State, value: Value, method: str = "") -> bool:
+    """Whether a value is a gradient scaler: made as one, or unknown and used as only a scaler is."""
+    if isinstance(value, Obj):
+        return it.kind(state, value) == "scaler"
+    if isinstance(value, Sym):
+        name = last_name(value)
+        return (
+            method == "unscale_"
+            or bool(
+                SCALER_NAME.search(name)
+                and not re.search(r"standard|min_?max|feature|data|target|label|robust", name, re.I)
+            )
+            or name in it.module_of(state).scaler_names
+        )
+    return False
+
+
+def result(it: Interpreter, state: State, instr: p.Call, callee: Value, args: Args, extra: Value | None = None) -> Sym:
+    """The unknown value that a call returns, with what flowed into it."""
+    values = [value for _, value in args] + ([extra] if extra is not None else [])
+    flow = combine(values)
+    if any(is_scaler(it, state, value) for value in values) and flow.scaled is None:
+        flow = replace(flow, scaled=UNSURE)
+    region = region_of(state)
+    if region is not None and flow.region != region:
+        flow = replace(flow, region=region)
+    of = tuple(value for value in values if isinstance(value, Obj))[:3]
+    return it.site(state, instr.at, f"{name_of(instr.func) or text_of(callee)}(…)", flow, of)
+
+
+def short(dtype: str) -> str:
+    return {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}.get(dtype, dtype)
+
+
+def receiver_text(instr: p.Call) -> str:
+    return name_of(instr.func.obj) if isinstance(instr.func, p.Attr) else name_of(instr.func)
+
+
+def optimizer_weights(it: Interpreter, state: State, optimizer: Value) -> Weights | None:
+    params = state.heap.get(optimizer, {}).get("params") if isinstance(optimizer, Obj) else None
+    return weights_of(it, state, params) if params is not None else None
+
+
+def one_of_many(expr: p.Expr) -> bool:
+    """Whether an expression picks one parameter out of a list: ``params[0].grad.data.mul_``."""
+    while isinstance(expr, p.Attr):
+        expr = expr.obj
+    return isinstance(expr, p.Index) and isinstance(expr.key, p.Const) and isinstance(expr.key.value, int)
+
+
+def is_model(it: Interpreter, state: State, value: Value) -> bool:
+    """Whether a value is a module: made as one, or unknown and used as only a module is."""
+    if isinstance(value, Obj):
+        return it.kind(state, value) == "module"
+    if not isinstance(value, Sym):
+        return False
+    name = last_name(value)
+    return bool(MODEL_NAME.search(name)) or name in it.module_of(state).model_names or value in it.weight_roots
+
+
+MODEL_NAME = re.compile(
+    r"model|net(?:work)?(?:$|_|[A-Z])|encoder|decoder|generator|discriminator|critic|actor|policy|backbone|student",
+    re.I,
+)

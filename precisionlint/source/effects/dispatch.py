@@ -1,0 +1,257 @@
+"""Which outside call has which effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from precisionlint.events import SchedulerStep
+from precisionlint.source import program as p
+from precisionlint.source.effects.common import (
+    FINITE,
+    SCHEDULER_NAME,
+    Outcome,
+    argument,
+    is_optimizer,
+    is_scaler,
+    one,
+    receiver_text,
+    result,
+    when,
+)
+from precisionlint.source.effects.gradients import (
+    NORM_CALLS,
+    autograd_grad,
+    builtin_sum,
+    clip,
+    norm_of,
+    set_precision,
+    tensors_method,
+    touch_grads,
+)
+from precisionlint.source.effects.optimizers import make_optimizer, optimizer_method
+from precisionlint.source.effects.own_ops import function_apply, library_impl, own_op
+from precisionlint.source.effects.python import (
+    EXITS,
+    PURE,
+    SAME,
+    add_argument,
+    argument_group,
+    bool_,
+    chain,
+    container_method,
+    dict_,
+    empty,
+    field_,
+    filter_,
+    float_,
+    getattr_,
+    item,
+    items_method,
+    parse_args,
+    partial,
+    range_,
+    same,
+    setattr_,
+    stream,
+    super_,
+)
+from precisionlint.source.effects.regions import amp_initialize, make_autocast, nullcontext, scale_loss
+from precisionlint.source.effects.scaling import (
+    SCALER_METHODS,
+    autograd_backward,
+    backward_method,
+    make_scaler,
+    save,
+    scaler_method,
+)
+from precisionlint.source.effects.unread import call_unknown, carry, hides_scaler
+from precisionlint.source.effects.weights import (
+    SAME_RECEIVER,
+    born,
+    children,
+    load_weights,
+    model_state_dict,
+    model_zero_grad,
+    module_method,
+    parameters,
+    parts_of,
+    set_default_dtype,
+    wrap,
+)
+from precisionlint.source.evaluate import is_container, name_of, named
+from precisionlint.source.state import State
+from precisionlint.source.values import (
+    NONE,
+    PLAIN,
+    Class,
+    Const,
+    External,
+    Method,
+    ModuleRef,
+    Obj,
+    Super,
+    Sym,
+    Tensors,
+    Value,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from precisionlint.source.interpret import Args, Interpreter
+
+
+def call_external(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """A call of something outside the project."""
+    name = callee.name
+    if name.startswith("torch.ops."):
+        implementation = it.implementations.get(name.rpartition(".")[2])
+        if implementation is not None:
+            own_op(it, state, instr, implementation, "op", "Autocast" in implementation.module.text)
+            return one(state, result(it, state, instr, callee, args))
+    handler = EXTERNAL.get(name)
+    if handler is not None:
+        return handler(it, state, instr, callee, args)
+    if name in EXITS:
+        return []
+    if name in it.apis.clips:
+        return clip(it, state, instr, name, args)
+    if name in it.apis.norms:
+        return norm_of(it, state, instr, callee, args)
+    if name in it.apis.wrappers:
+        return wrap(it, state, instr, name, args)
+    kind = it.apis.kind(name)
+    if kind == "scaler":
+        return make_scaler(it, state, instr, name, args, Obj((instr.at, state.frame), callee))
+    if kind == "autocast":
+        return make_autocast(it, state, instr, name, args)
+    if kind == "optimizer":
+        return make_optimizer(it, state, instr, name, args, Obj((instr.at, state.frame), callee))
+    if kind in ("module", "owner"):
+        obj = Obj((instr.at, state.frame), callee)
+        state.allocate(obj, {})
+        if kind == "module":
+            for position, value in enumerate(children(it, state, args)):
+                it.adopt(state, obj, position, value)
+                state.heap[obj][position] = value
+            born(it, state, instr, obj)
+        return one(state, obj)
+    if name in PURE or name.rpartition(".")[2].startswith("is_main"):
+        values = tuple(value for _, value in args)
+        text = f"{name_of(instr.func)}({', '.join(text_of(v) for v in values[:2])})"
+        return one(state, it.derived(("pure", name, *values), text, values))
+    if name in SAME:
+        inner = argument(args, 0, "iterable")
+        return (
+            one(state, same(it, state, instr, name, inner))
+            if inner is not None
+            else one(state, empty(it, state, instr, name))
+        )
+    if name in NORM_CALLS or any(isinstance(v, Tensors) and v.kind == "grad" for _, v in args):
+        return touch_grads(it, state, instr, callee, args)
+    last = name.rpartition(".")[2]
+    if last in it.apis.load_methods:
+        return load_weights(it, state, instr, args)
+    if last in ("custom_op", "triton_op") and name.startswith("torch"):
+        return one(state, Obj((instr.at, "decorator"), External("torch.library.custom_op")))
+    return call_unknown(it, state, instr, callee, args)
+
+
+EXTERNAL: dict[str, Callable[..., Outcome]] = {
+    "torch.autograd.grad": autograd_grad,
+    "torch.library.impl": library_impl,
+    "builtins.sum": builtin_sum,
+    "functools.partial": partial,
+    "contextlib.nullcontext": nullcontext,
+    "itertools.chain": chain,
+    "torch.save": save,
+    "torch.set_default_dtype": set_default_dtype,
+    "torch.set_float32_matmul_precision": set_precision,
+    "torch.autograd.backward": autograd_backward,
+    "builtins.enumerate": stream("enumerate"),
+    "builtins.zip": stream("zip"),
+    "builtins.range": range_,
+    "builtins.getattr": getattr_,
+    "builtins.setattr": setattr_,
+    "builtins.filter": filter_,
+    "builtins.super": super_,
+    "builtins.float": float_,
+    "builtins.bool": bool_,
+    "builtins.dict": dict_,
+    "dataclasses.field": field_,
+    "apex.amp.scale_loss": scale_loss,
+    "apex.amp.initialize": amp_initialize,
+}
+
+
+def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    """A method of something that the project does not define."""
+    if isinstance(receiver, Super):
+        receiver = receiver.receiver
+    if is_container(receiver):
+        return container_method(it, state, instr, receiver, name, args)  # type: ignore[arg-type]
+    if isinstance(receiver, Tensors):
+        return tensors_method(it, state, instr, receiver, name, args)
+    if name in SCALER_METHODS and is_scaler(it, state, receiver, name):
+        return scaler_method(it, state, instr, receiver, name, args)
+    if name == "backward":
+        return backward_method(it, state, instr, receiver, args)
+    if name in ("step", "zero_grad", "state_dict") and is_optimizer(it, state, receiver):
+        return optimizer_method(it, state, instr, receiver, name, args)
+    if name == "step" and isinstance(receiver, (Sym, Obj)) and SCHEDULER_NAME.search(receiver_text(instr)):
+        guarded = any(FINITE.search(label) or "scale" in label for label in when(state))
+        it.emit(
+            state,
+            SchedulerStep(
+                it.where(state, instr.at),
+                when(state),
+                named(receiver, receiver_text(instr)),
+                guarded,
+                it.innermost_loop(state),
+            ),
+        )
+        return one(state, NONE)
+    handler = METHODS.get(name)
+    if handler is not None:
+        return handler(it, state, instr, receiver, name, args)
+    if name in SAME_RECEIVER and isinstance(receiver, (Sym, Obj)):
+        return module_method(it, state, instr, receiver, name, args)
+    if name in it.apis.load_methods:
+        return load_weights(it, state, instr, args)
+    if isinstance(receiver, Obj) and receiver.cls == External("custom op"):
+        device = argument(args, 0, "device_type")
+        it.registered.add((receiver, f"{name}:{device.value if isinstance(device, Const) else '?'}"))
+        return one(state, receiver)
+    if isinstance(receiver, Class) and name == "apply":
+        return function_apply(it, state, instr, receiver, args)
+    if isinstance(receiver, ModuleRef):
+        return call_unknown(it, state, instr, receiver, args)
+    callee = Method(receiver, name)
+    hidden = receiver if isinstance(receiver, Obj) and hides_scaler(it, state, receiver) else None
+    outcome = call_unknown(it, state, instr, callee, args, hidden)
+    if isinstance(receiver, Sym) and receiver.flow is not PLAIN:
+        flow = receiver.flow
+        return [(s, carry(it, s, instr, v, flow)) for s, v in outcome]
+    return outcome
+
+
+METHODS: dict[str, Callable[..., Outcome]] = {
+    "parameters": parameters,
+    "named_parameters": parameters,
+    "trainable_parameters": parameters,
+    "zero_grad": model_zero_grad,
+    "state_dict": model_state_dict,
+    "children": parts_of,
+    "modules": parts_of,
+    "named_children": parts_of,
+    "named_modules": parts_of,
+    "items": items_method,
+    "values": items_method,
+    "keys": items_method,
+    "item": item,
+    "parse_args": parse_args,
+    "parse_known_args": parse_args,
+    "add_argument": add_argument,
+    "add_argument_group": argument_group,
+    "add_mutually_exclusive_group": argument_group,
+}

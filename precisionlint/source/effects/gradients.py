@@ -1,0 +1,207 @@
+"""Gradients as they are touched: clipped, read, multiplied, and the settings that are assigned like attributes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from precisionlint.events import Grads, Known, Named, Setting, WeightsTake, ZeroGrad
+from precisionlint.source import program as p
+from precisionlint.source.effects.common import Outcome, argument, one, one_of_many, receiver_text, result, when
+from precisionlint.source.effects.unread import call_unknown, emit_clip, read_grads
+from precisionlint.source.evaluate import element_of, model_weights
+from precisionlint.source.state import State
+from precisionlint.source.values import (
+    FALSE,
+    NONE,
+    PLAIN,
+    UNSURE,
+    Const,
+    External,
+    Flow,
+    Many,
+    Method,
+    Obj,
+    Sym,
+    Tensors,
+    Tup,
+    Value,
+    flow_of,
+)
+
+if TYPE_CHECKING:
+    from precisionlint.source.interpret import Args, Interpreter
+
+
+NORM_CALLS = frozenset(
+    {"torch.norm", "torch.linalg.vector_norm", "torch.linalg.norm", "torch._foreach_norm", "torch.stack", "torch.cat"}
+)
+
+
+def attribute_set(it: Interpreter, state: State, obj: Value, target: p.Attr, value: Value, at: Any) -> bool:
+    """``obj.name = value`` where that is an event of its own; False where it only stores an attribute."""
+    if isinstance(obj, Sym) and target.name == "grad":
+        part = obj.key[0] == "index" or one_of_many(target.obj)
+        obj = Tensors("param", None if obj.key[0] == "site" else model_weights(it, obj), part)
+    if isinstance(obj, Tensors):
+        if target.name == "grad" and obj.kind == "param":
+            if value == NONE:
+                it.emit(state, ZeroGrad(it.where(state, at), when(state), None if obj.part else obj.weights, None))
+            elif isinstance(value, Tensors):
+                scale_grads(it, state, at, obj, flow_of(value), "p.grad =")
+        elif target.name == "data" and obj.kind == "grad" and isinstance(value, Tensors):
+            scale_grads(it, state, at, obj, flow_of(value), "p.grad.data =")
+        elif target.name == "requires_grad" and value == FALSE and obj.weights is not None:
+            it.emit(
+                state, WeightsTake(it.where(state, at), when(state), obj.weights, None, "requires_grad = False", False)
+            )
+        return True
+    if isinstance(obj, External):
+        setting(it, state, f"{obj.name}.{target.name}", value, at)
+        return True
+    return False
+
+
+def scale_grads(it: Interpreter, state: State, at: Any, grads: Tensors, flow: Flow, api: str) -> None:
+    """Gradients times something: that is unscaling by hand where the something is 1/scale."""
+    factor = flow.factor if flow.factor else "other"
+    scaler = flow.scaled if isinstance(flow.scaled, Named) else None
+    it.emit(
+        state,
+        Grads(it.where(state, at), when(state), grads.weights, "mul", api, factor, scaler, None, grads.part),
+    )
+
+
+def setting(it: Interpreter, state: State, name: str, value: Value, at: Any) -> None:
+    it.emit(
+        state, Setting(it.where(state, at), when(state), name, Known(value.value) if isinstance(value, Const) else None)
+    )
+
+
+def clip(it: Interpreter, state: State, instr: p.Call, name: str, args: Args) -> Outcome:
+    grads_at, grads_name, limit_at, limit_name = it.apis.clips[name]
+    grads = argument(args, grads_at, grads_name)
+    limit = argument(args, limit_at, limit_name)
+    emit_clip(it, state, instr, grads, limit, name.rpartition(".")[2])
+    return one(state, result(it, state, instr, External(name), ()))
+
+
+def norm_of(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    value = argument(args, 0, "tensors")
+    read_grads(it, state, instr, value if value is not None else NONE, callee.name.rpartition(".")[2])
+    return one(state, result(it, state, instr, callee, args))
+
+
+def touch_grads(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """torch functions over gradients: norms read them, tests for finiteness do not count, foreach products may unscale."""
+    last = callee.name.rpartition(".")[2]
+    found = [
+        v
+        for _, v in args
+        for r in (v, *state.heap.get(v, {}).values())
+        if isinstance(r, Tensors) and r.kind == "grad"
+        for v in (r,)
+    ]
+    if not found:
+        return call_unknown(it, state, instr, callee, args)
+    grads = found[0]
+    if last in ("_foreach_mul_", "_foreach_div_"):
+        factor = argument(args, 1)
+        flow = flow_of(factor) if factor is not None else PLAIN
+        inverse = {"scale": "1/scale", "1/scale": "scale"}
+        wanted = inverse.get(flow.factor, flow.factor) if last == "_foreach_div_" else flow.factor
+        scale_grads(it, state, instr.at, grads, replace(flow, factor=wanted), f"torch.{last}")
+    elif last == "_amp_foreach_non_finite_check_and_unscale_":
+        scale_grads(it, state, instr.at, grads, Flow(UNSURE, None, "1/scale"), f"torch.{last}")
+    elif last in ("norm", "vector_norm", "_foreach_norm", "histc", "histogram", "var", "std"):
+        read_grads(it, state, instr, grads, f"torch.{last}")
+    elif last in ("stack", "cat", "zeros_like", "empty_like", "clone"):
+        return one(state, grads if last in ("stack", "cat", "clone") else result(it, state, instr, callee, ()))
+    return one(state, result(it, state, instr, callee, ()))
+
+
+def set_precision(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    setting(it, state, "float32_matmul_precision", argument(args, 0, "precision") or NONE, instr.at)
+    return one(state, NONE)
+
+
+def autograd_grad(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """``torch.autograd.grad``: gradients as values; those of a scaled loss carry its scale."""
+    outputs = argument(args, 0, "outputs")
+    flow = flow_of(outputs) if outputs is not None else PLAIN
+    if isinstance(flow.scaled, Named):
+        return one(state, Many(Tensors("grad", None, True, Flow(flow.scaled, flow.region, "", flow.scaled_at))))
+    return one(state, result(it, state, instr, callee, args))
+
+
+def builtin_sum(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    value = argument(args, 0, "iterable")
+    inner = element_of(it, state, value, instr.at) if isinstance(value, (Many, Obj, Tup)) else value
+    if isinstance(inner, Tensors) and inner.kind == "grad":
+        return one(state, inner)
+    return one(state, result(it, state, instr, callee, args))
+
+
+def tensors_method(it: Interpreter, state: State, instr: p.Call, tensors: Tensors, name: str, args: Args) -> Outcome:
+    """Methods of parameters and gradients."""
+    factor = argument(args, 0)
+    flow = flow_of(factor) if factor is not None else PLAIN
+    if one_of_many(instr.func):
+        tensors = replace(tensors, part=True)
+    if tensors.kind == "grad":
+        if name in ("mul_", "div_", "mul", "div"):
+            inverse = {"scale": "1/scale", "1/scale": "scale"}
+            if name.startswith("div"):
+                flow = replace(flow, factor=inverse.get(flow.factor, flow.factor))
+            if name.endswith("_"):
+                scale_grads(it, state, instr.at, tensors, flow, f".grad.{name}")
+                return one(state, tensors)
+            return one(state, replace(tensors, flow=flow))
+        if name in ("copy_", "set_") and factor is not None:
+            scale_grads(it, state, instr.at, tensors, flow, f".grad.{name}")
+            return one(state, tensors)
+        if name in ("zero_", "fill_"):
+            it.emit(
+                state, ZeroGrad(it.where(state, instr.at), when(state), None if tensors.part else tensors.weights, None)
+            )
+            return one(state, tensors)
+        if name in ("clamp_", "clip_", "clamp_max_"):
+            it.emit(
+                state, Grads(it.where(state, instr.at), when(state), tensors.weights, "clip", f".grad.{name}", "other")
+            )
+            return one(state, tensors)
+        if name in (
+            "data",
+            "detach",
+            "float",
+            "clone",
+            "to",
+            "cpu",
+            "view",
+            "flatten",
+            "reshape",
+            "type",
+            "double",
+            "half",
+            "coalesce",
+        ):
+            return one(state, tensors)
+        if name in ("norm", "histc") or (name in ("square", "pow") and isinstance(tensors.flow.scaled, Named)):
+            read_grads(it, state, instr, tensors, f".grad.{name}" if name != "square" else "a squared norm")
+        if name in ("sum", "mean", "sqrt", "square", "pow", "norm"):
+            return one(state, result(it, state, instr, Method(tensors, name), ()))
+        return one(state, result(it, state, instr, Method(tensors, name), ()))
+    if name == "requires_grad_" and tensors.weights is not None:
+        trainable = factor != FALSE
+        it.emit(
+            state,
+            WeightsTake(it.where(state, instr.at), when(state), tensors.weights, None, "requires_grad_", trainable),
+        )
+        return one(state, tensors)
+    if name in ("clone", "float", "double", "half", "bfloat16", "to", "type"):
+        return one(
+            state, it.site(state, instr.at, f"{receiver_text(instr)}.{name}(…)", PLAIN, ())
+        )  # a copy: other weights
+    if name in ("detach", "view", "cuda", "cpu", "data"):
+        return one(state, tensors)
+    return one(state, result(it, state, instr, Method(tensors, name), ()))

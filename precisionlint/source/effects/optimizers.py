@@ -1,0 +1,79 @@
+"""Optimizers: made over weights, stepped, set to zero."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from precisionlint.events import Named, Owns, Step, ZeroGrad
+from precisionlint.source import program as p
+from precisionlint.source.effects.common import FINITE, Outcome, argument, one, optimizer_weights, receiver_text, when
+from precisionlint.source.effects.scaling import make_scaler
+from precisionlint.source.effects.weights import born
+from precisionlint.source.evaluate import named, weights_of
+from precisionlint.source.state import State
+from precisionlint.source.values import NONE, Class, Const, Func, Obj, Sym, Value
+
+if TYPE_CHECKING:
+    from precisionlint.source.interpret import Args, Interpreter
+
+
+def make_optimizer(it: Interpreter, state: State, instr: p.Call, cls: str, args: Args, obj: Obj) -> Outcome:
+    params = argument(args, 0, "params", "optimizer_grouped_parameters", "parameters") or NONE
+    weights = weights_of(it, state, params)
+    rate = argument(args, 1, "lr")
+    lr = rate.value if isinstance(rate, Const) and isinstance(rate.value, (int, float)) else None
+    if isinstance(rate, Sym) and isinstance(rate.default, Const) and isinstance(rate.default.value, float):
+        lr = rate.default.value
+    settings = tuple((k, v.value) for k, v in args if k not in (None, "*", "**") and isinstance(v, Const))
+    state.allocate(obj, {"params": params})
+    it.coverage.optimizers.add(instr.at)
+    it.coverage.recipe.add(cls.rpartition(".")[2])
+    masters = False if cls in it.apis.optimizers else None
+    it.emit(
+        state,
+        Owns(
+            it.where(state, instr.at),
+            when(state),
+            Named(obj, instr.name or it.names.get(obj.site, "")),
+            weights,
+            cls,
+            lr,
+            masters,
+            settings,
+        ),
+    )
+    return one(state, obj)
+
+
+def made(it: Interpreter, state: State, instr: p.Call, obj: Obj, args: Args) -> Outcome | None:
+    """An object of a project class that is a scaler or an optimizer by inheritance."""
+    assert isinstance(obj.cls, Class)
+    kind = it.external_base(state, obj.cls)
+    if kind == "module":
+        born(it, state, instr, obj)
+    if kind == "scaler":
+        return make_scaler(it, state, instr, f"{obj.cls.module.name}.{obj.cls.cls.name}", args, obj)
+    if kind == "optimizer":
+        return make_optimizer(it, state, instr, f"{obj.cls.module.name}.{obj.cls.cls.name}", args, obj)
+    return None
+
+
+def optimizer_method(it: Interpreter, state: State, instr: p.Call, optimizer: Value, name: str, args: Args) -> Outcome:
+    it.coverage.optimizers.add(optimizer.site[0] if isinstance(optimizer, Obj) else optimizer)
+    me = named(optimizer, receiver_text(instr))
+    if name == "zero_grad":
+        it.emit(state, ZeroGrad(it.where(state, instr.at), when(state), optimizer_weights(it, state, optimizer), me))
+        return one(state, NONE)
+    if name == "state_dict":
+        return one(state, it.derived(("state_dict", optimizer), f"{receiver_text(instr)}.state_dict()", ()))
+    states = [state]
+    closure = argument(args, 0, "closure")
+    if isinstance(closure, Func):
+        states = [after for after, _ in it.call_function(closure, (), instr, state)]
+    for one_state in states:
+        guarded = any(FINITE.search(label) for label in when(one_state))
+        it.emit(
+            one_state,
+            Step(it.where(one_state, instr.at), when(one_state), me, None, guarded, it.innermost_loop(one_state)),
+        )
+    return [(one_state, NONE) for one_state in states]

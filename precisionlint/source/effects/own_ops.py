@@ -1,0 +1,95 @@
+"""The project's own ops: torch.library, autograd.Function, Triton launches."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from precisionlint.events import CustomOp
+from precisionlint.source import program as p
+from precisionlint.source.effects.common import Outcome, known_region, one, region_of, result, when
+from precisionlint.source.state import State
+from precisionlint.source.values import Class, Const, External, Func, Obj, Value, const, text_of
+
+if TYPE_CHECKING:
+    from precisionlint.source.interpret import Args, Interpreter
+
+
+def decorated(it: Interpreter, state: State, func: Func) -> Value:
+    """What a function's name is bound to, once its decorators are through with it."""
+    for value in it.decorator_values.get(func.function, ()):
+        if isinstance(value, Obj) and value.cls == External("torch.library.impl"):
+            it.implementations[state.heap[value]["name"].value] = func  # type: ignore[union-attr]
+        if isinstance(value, Obj) and value.cls == External("torch.library.custom_op"):
+            op = Obj((func.function.node, "op"), External("custom op"))
+            state.allocate(op, {"impl": func})
+            return op
+    return func
+
+
+def library_impl(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """``@torch.library.impl(lib, "name", "CUDA")``: the older spelling of an op's implementation."""
+    name = next((v.value for _, v in args if isinstance(v, Const) and isinstance(v.value, str)), "")
+    obj = Obj((instr.at, "decorator"), External("torch.library.impl"))
+    state.allocate(obj, {"name": const(name.rpartition("::")[2])})
+    return one(state, obj)
+
+
+SENSITIVE = re.compile(
+    r"@|matmul|mm\(|einsum|linear|conv|softmax|\bexp\(|\blog\(|\.pow\(|\*\*|\bsum\(|mean\(|norm|rsqrt|\[grid|\[\(|kernel|_cuda\b|triton"
+)
+"""What a function's body must hold for its dtypes to matter: products, sums, exponentials, launches."""
+
+
+INSIDE_CASTS = re.compile(
+    r"\.(?:float|half|bfloat16|double)\(\)|\.to\((?:dtype=)?(?:torch|tl)\.|\.type\(|dtype=torch\.float32|autocast|\.to\(\w*(?:type|dtype)\)"
+)
+
+
+def call_custom_op(it: Interpreter, state: State, instr: p.Call, op: Obj, args: Args) -> Outcome:
+    """An op made with torch.library."""
+    func = state.heap.get(op, {}).get("impl")
+    assert isinstance(func, Func)
+    registered = any((op, name) in it.registered for name in ("register_autocast:cuda", "register_autocast:?"))
+    own_op(it, state, instr, func, "op", registered)
+    return one(state, result(it, state, instr, op, args))
+
+
+def launch(it: Interpreter, state: State, instr: p.Call, kernel: Func, args: Args) -> Outcome:
+    """``kernel[grid](…)``: a Triton launch."""
+    names = it.decorators(state, kernel)
+    made = it.decorator_values.get(kernel.function, ())
+    if any(name.startswith("triton.") for name in names) or any("triton" in text_of(value) for value in made):
+        around = it.frames[state.frame].function
+        casts = around is not None and bool(INSIDE_CASTS.search(it.module_of(state).source_of(around)))
+        own_op(it, state, instr, kernel, "launch", casts)
+    return one(state, result(it, state, instr, kernel, args))
+
+
+def own_op(it: Interpreter, state: State, instr: p.Call, func: Func, kind: str, autocast: bool) -> None:
+    region = known_region(region_of(state))
+    if region is not None and region.device == "cpu":
+        region = None
+    if kind == "op":
+        source = func.module.source_of(func.function).partition("def ")[2]
+        autocast = autocast or bool(INSIDE_CASTS.search(source))
+    defined = it.where_in(state, func.module, func.function.node, instr.at)
+    it.emit(
+        state, CustomOp(it.where(state, instr.at), when(state), func.function.name, kind, autocast, region, defined)
+    )  # type: ignore[arg-type]
+
+
+def function_apply(it: Interpreter, state: State, instr: p.Call, cls: Class, args: Args) -> Outcome:
+    """``SomeFunction.apply(…)`` of a torch.autograd.Function."""
+    forward = state.heap.get(cls, {}).get("forward")
+    if External("torch.autograd.Function") in it.mro(state, cls) and isinstance(forward, Func):
+        decorators, _, source = forward.module.source_of(forward.function).partition("def ")
+        sound = "custom_fwd" in decorators or bool(INSIDE_CASTS.search(source)) or not SENSITIVE.search(source)
+        region = known_region(region_of(state))
+        if region is not None and region.device == "cpu":
+            region = None
+        defined = it.where_in(state, cls.module, cls.cls.node, instr.at)
+        it.emit(
+            state, CustomOp(it.where(state, instr.at), when(state), cls.cls.name, "function", sound, region, defined)
+        )
+    return one(state, result(it, state, instr, cls, args))

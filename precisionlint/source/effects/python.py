@@ -1,0 +1,342 @@
+"""Python's own calls: builtins, containers, functools, argparse, as far as values flow through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from precisionlint.events import Weights
+from precisionlint.source import program as p
+from precisionlint.source.effects.common import Outcome, argument, one, open_ended, result
+from precisionlint.source.effects.unread import call_unknown
+from precisionlint.source.evaluate import as_cond, element_of, elements, is_container, truth
+from precisionlint.source.state import State
+from precisionlint.source.values import (
+    FALSE,
+    NONE,
+    PLAIN,
+    Class,
+    Const,
+    External,
+    Many,
+    Method,
+    Obj,
+    Partial,
+    Stream,
+    Super,
+    Sym,
+    Tensors,
+    Tup,
+    Value,
+    const,
+    flow_of,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from precisionlint.source.interpret import Args, Interpreter
+
+
+BUILTINS = frozenset(
+    [
+        "isinstance",
+        "issubclass",
+        "len",
+        "hasattr",
+        "getattr",
+        "setattr",
+        "enumerate",
+        "zip",
+        "range",
+        "list",
+        "tuple",
+        "dict",
+        "set",
+        "frozenset",
+        "iter",
+        "next",
+        "filter",
+        "map",
+        "sorted",
+        "reversed",
+        "super",
+        "print",
+        "type",
+        "bool",
+        "str",
+        "int",
+        "float",
+        "any",
+        "all",
+        "sum",
+        "max",
+        "min",
+        "abs",
+        "callable",
+        "id",
+        "repr",
+        "vars",
+        "property",
+        "staticmethod",
+        "classmethod",
+        "open",
+        "exit",
+        "quit",
+        "round",
+    ]
+)
+
+
+PURE = frozenset(
+    [
+        "builtins.isinstance",
+        "builtins.issubclass",
+        "builtins.len",
+        "builtins.hasattr",
+        "builtins.callable",
+        "builtins.bool",
+        "builtins.str",
+        "builtins.int",
+        "builtins.float",
+        "builtins.abs",
+        "builtins.round",
+        "builtins.type",
+        "torch.cuda.is_available",
+        "torch.cuda.is_bf16_supported",
+        "torch.distributed.is_initialized",
+        "torch.distributed.is_available",
+        "torch.distributed.get_rank",
+        "torch.distributed.get_world_size",
+        "os.environ.get",
+        "os.getenv",
+        "os.path.exists",
+    ]
+)
+
+
+EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit", "os.abort"})
+
+
+SAME = frozenset({"tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "tqdm", "builtins.reversed", "builtins.iter", "builtins.sorted",
+                  "builtins.list", "builtins.tuple", "builtins.set", "rich.progress.track"})  # fmt: skip
+
+
+def same(it: Interpreter, state: State, instr: p.Call, name: str, inner: Value) -> Value:
+    known = elements(it, state, inner)
+    if known is not None:
+        if name == "builtins.list":
+            obj = Obj((instr.at, state.frame), External("builtins.list"))
+            state.allocate(obj, dict(enumerate(known)))
+            return obj
+        return Tup(tuple(known))
+    if isinstance(inner, (Tensors, Many, Obj)):
+        return inner
+    return Stream("same", (inner,))
+
+
+def empty(it: Interpreter, state: State, instr: p.Call, name: str) -> Value:
+    obj = Obj((instr.at, state.frame), External("builtins.list"))
+    state.allocate(obj, {})
+    return obj
+
+
+def partial(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    if not args:
+        return call_unknown(it, state, instr, callee, args)
+    return one(state, Partial(args[0][1], args[1:]))
+
+
+def chain(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    values = [value for keyword, value in args if keyword is None]
+    if len(values) == len(args) and values and all(isinstance(v, Tensors) for v in values):
+        weights: Weights | None = frozenset()
+        for value in values:
+            assert isinstance(value, Tensors)
+            weights = None if weights is None or value.weights is None else weights | value.weights
+        return one(state, replace(values[0], weights=weights))  # type: ignore[type-var]
+    return one(state, result(it, state, instr, callee, ()))
+
+
+def stream(kind: str) -> Callable[..., Outcome]:
+    def call(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+        parts = tuple(value for keyword, value in args if keyword in (None, "iterable"))
+        if not parts or open_ended(args):
+            return one(state, result(it, state, instr, callee, args))
+        return one(state, Stream(kind, parts[:1] if kind == "enumerate" else parts))
+
+    return call
+
+
+def range_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    return one(state, it.site(state, instr.at, "range(…)", PLAIN, ()))
+
+
+def getattr_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    from precisionlint.source.evaluate import attribute
+
+    values = [value for _, value in args]
+    if len(values) >= 2 and isinstance(values[1], Const) and isinstance(values[1].value, str):
+        found = attribute(it, state, values[0], values[1].value)
+        return one(state, result(it, state, instr, callee, ()) if isinstance(found, Method) else found)
+    if len(values) >= 2 and isinstance(values[0], External):
+        value = it.derived(
+            ("getattr", values[0], values[1]), f"getattr({text_of(values[0])}, {text_of(values[1])})", (values[1],)
+        )
+        if isinstance(value, Sym) and isinstance(values[1], Sym) and isinstance(values[1].default, Const):
+            default = values[1].default.value
+            if isinstance(default, str):
+                value.default = External(it.apis.canonical(f"{values[0].name}.{default}"))
+        return one(state, value)
+    return one(state, result(it, state, instr, callee, ()))
+
+
+def setattr_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    values = [value for _, value in args]
+    if len(values) == 3 and isinstance(values[1], Const) and isinstance(values[0], (Obj, Sym)):
+        state.attributes(values[0])[values[1].value] = values[2]
+    return one(state, NONE)
+
+
+def filter_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    values = [value for _, value in args]
+    if len(values) == 2 and isinstance(values[1], Tensors):
+        kind = "params" if values[1].kind == "params" else values[1].kind
+        return one(state, replace(values[1], kind=kind))
+    return one(state, result(it, state, instr, callee, ()))
+
+
+def super_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    frame: int | None = state.frame
+    while frame is not None:
+        info = it.frames[frame]
+        if info.function is not None and info.function.params:
+            receiver = state.frames.get(frame, {}).get(info.function.params[0].name)
+            if isinstance(receiver, Obj) and isinstance(receiver.cls, Class):
+                for cls in it.mro(state, receiver.cls):
+                    if isinstance(cls, Class) and info.function in cls.cls.methods:
+                        return one(state, Super(receiver, cls))
+        frame = info.parent
+    return one(state, result(it, state, instr, callee, ()))
+
+
+def float_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    value = argument(args, 0)
+    if isinstance(value, Const) and isinstance(value.value, (int, float, str)):
+        try:
+            return one(state, const(float(value.value)))
+        except (ValueError, OverflowError):
+            pass
+    if value is None:
+        return one(state, const(0.0))
+    return one(state, it.derived(("pure", callee.name, value), text_of(value), (value,), flow_of(value)))
+
+
+def bool_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """``bool(x)`` asks of x what ``if x`` asks."""
+    value = argument(args, 0)
+    if value is None:
+        return one(state, FALSE)
+    known = truth(state, value)
+    if known is not None:
+        return one(state, const(known))
+    return one(state, as_cond(value) or value)
+
+
+def field_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    default = argument(args, 9, "default")
+    return one(state, default if default is not None else result(it, state, instr, callee, ()))
+
+
+def dict_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    obj = Obj((instr.at, state.frame), External("builtins.dict"))
+    items: dict[Any, Value] = {}
+    for keyword, value in args:
+        if keyword is None or keyword == "**":
+            items.update(state.heap.get(value, {"*": value}) if is_container(value) else {"*": value})
+        elif keyword != "*":
+            items[keyword] = value
+    state.allocate(obj, items)
+    return one(state, obj)
+
+
+def items_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    if args:
+        return call_unknown(it, state, instr, Method(receiver, name), args)
+    return one(state, Stream("same" if name == "keys" else name, (receiver,)))
+
+
+def item(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    return one(state, it.derived(("call", receiver, name), text_of(receiver), (receiver,), flow_of(receiver)))
+
+
+def parse_args(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    """argparse: the options are unknown, each with its default."""
+    options = it.site(state, instr.at, "args", PLAIN, ())
+    for key, default in state.heap.get(receiver, {}).items():
+        if isinstance(key, tuple) and key[0] == "option":
+            value = it.derived(("attr", options, key[1]), f"args.{key[1]}", (options,))
+            if isinstance(value, Sym):
+                value.default = default
+    if name == "parse_known_args":
+        return one(state, Tup((options, it.free("…"))))
+    return one(state, options)
+
+
+def add_argument(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    default = argument(args, 99, "default")
+    flags = [v.value for k, v in args if k is None and isinstance(v, Const) and isinstance(v.value, str)]
+    dest = argument(args, 99, "dest")
+    if default is not None and isinstance(receiver, (Sym, Obj)):
+        option = (
+            dest.value
+            if isinstance(dest, Const)
+            else next((f for f in flags if f.startswith("--")), flags[0] if flags else "")
+        )
+        state.attributes(receiver)[("option", str(option).lstrip("-").replace("-", "_"))] = default
+    return one(state, NONE)
+
+
+def argument_group(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    return one(state, receiver)
+
+
+def container_method(it: Interpreter, state: State, instr: p.Call, obj: Obj, name: str, args: Args) -> Outcome:
+    """Methods of lists and dicts."""
+    values = [value for _, value in args]
+    items = state.heap.get(obj, {})
+    if name in ("items", "values"):
+        return one(state, Stream(name, (obj,)))
+    if name == "keys":
+        return one(state, Stream("same", (obj,)))
+    if name == "append" and values:
+        writable = state.attributes(obj)
+        if "*" in writable or len(writable) >= 8:
+            writable["*"] = values[0]
+        else:
+            writable[len(writable)] = values[0]
+        return one(state, NONE)
+    if name in ("extend", "update") and values:
+        writable = state.attributes(obj)
+        known = elements(it, state, values[0])
+        if name == "update" and is_container(values[0]):
+            writable.update(state.heap.get(values[0], {}))
+        elif name == "extend" and known is not None and "*" not in writable:
+            for value in known:
+                writable[len(writable)] = value
+        else:
+            writable["*"] = values[0] if isinstance(values[0], Tensors) else element_of(it, state, values[0], instr.at)
+        return one(state, NONE)
+    if name in ("get", "pop", "setdefault", "popitem") and values and isinstance(values[0], Const):
+        key = values[0].value
+        if key in items:
+            return one(state, items[key])
+        if "*" not in items:
+            return one(state, values[1] if len(values) > 1 else NONE)
+    if name == "get" and values and isinstance(values[0], Sym):
+        return one(state, it.derived(("index", obj, values[0]), f"{text_of(obj)}[{values[0].text}]", (values[0],)))
+    if name in ("copy",):
+        copied = Obj((instr.at, state.frame), obj.cls)
+        state.allocate(copied, dict(items))
+        return one(state, copied)
+    return one(state, result(it, state, instr, Method(obj, name), args))

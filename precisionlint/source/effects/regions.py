@@ -1,0 +1,162 @@
+"""Autocast regions: made, entered as context managers or decorators, left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from precisionlint.events import Autocast, Region
+from precisionlint.source import program as p
+from precisionlint.source.effects.common import (
+    Outcome,
+    argument,
+    choices,
+    dtype_in,
+    known_region,
+    one,
+    open_ended,
+    short,
+    when,
+)
+from precisionlint.source.state import State
+from precisionlint.source.values import (
+    FALSE,
+    NONE,
+    TRUE,
+    UNSURE,
+    Const,
+    External,
+    Flow,
+    Func,
+    Obj,
+    Sym,
+    Tup,
+    Value,
+    const,
+)
+
+if TYPE_CHECKING:
+    from precisionlint.source.interpret import Args, Interpreter
+
+
+AUTOCAST_NAME = re.compile(r"autocast|(?:^|_)amp(?:_|$)|precision", re.I)
+
+
+def make_autocast(it: Interpreter, state: State, instr: p.Call, cls: str, args: Args) -> Outcome:
+    """``autocast(...)``: an object that a ``with`` enters, or a decorator."""
+    device_of_class = it.apis.autocast[cls]
+    shift = 1 if device_of_class == "" else 0
+    device = argument(args, 0, "device_type") if shift else None
+    if shift:
+        dtype, enabled = argument(args, 1, "dtype"), argument(args, 2, "enabled")
+    else:
+        enabled, dtype = argument(args, 0, "enabled"), argument(args, 1, "dtype")
+    cache = argument(args, 2 + shift, "cache_enabled")
+    outcome: Outcome = []
+    for branch, chosen in choices(it, state, dtype):
+        obj = Obj((instr.at, branch.frame), External(cls))
+        branch.heap[obj] = {
+            "device": device if device is not None else (const(device_of_class) if device_of_class else NONE),
+            "dtype": chosen if chosen is not None else NONE,
+            "enabled": enabled if enabled is not None else (FALSE if False else TRUE),
+            "cache": cache if cache is not None else TRUE,
+            "open": const(open_ended(args)),
+        }
+        branch.owned.discard(("heap", obj))
+        outcome.append((branch, obj))
+    return outcome
+
+
+def region_from(it: Interpreter, state: State, obj: Value, at: Any) -> Region | str:
+    """The region that an enabled autocast object opens."""
+    attributes = state.heap.get(obj, {})
+    if attributes.get("open") == TRUE:
+        return UNSURE
+    device_value, dtype_value = attributes.get("device", NONE), attributes.get("dtype", NONE)
+    device = (
+        device_value.value.partition(":")[0]
+        if isinstance(device_value, Const) and isinstance(device_value.value, str)
+        else ""
+    )
+    where = it.where(state, at)
+    cache = attributes.get("cache") != FALSE
+    if dtype_value == NONE:
+        return Region(device, "bfloat16" if device == "cpu" else "float16", cache, True, where)
+    dtype = dtype_in(state, dtype_value)
+    return Region(device, dtype or "", cache, False, where)
+
+
+Leave = Callable[[State], None]
+
+
+def enter(it: Interpreter, state: State, context: Value, instr: p.With) -> Iterator[tuple[State, Value, Leave]]:
+    """Enters a context manager: the paths inside it, what ``as`` binds, and how each path leaves it."""
+    if isinstance(context, Obj) and it.kind(state, context) == "autocast":
+        for branch, leave in enter_autocast(it, state, context, instr.at):
+            yield branch, context, leave
+        return
+    if isinstance(context, Obj) and context.cls == External("scale_loss"):
+        yield state, state.heap[context]["loss"], lambda _: None
+        return
+    if isinstance(context, Sym) and AUTOCAST_NAME.search(context.text):
+        saved = state.regions
+        state.regions = (*saved, UNSURE)
+        yield state, context, restore_regions(saved)
+        return
+    if isinstance(context, External):  # a class without a call: nothing is known of what it makes
+        yield state, NONE, lambda _: None
+        return
+    yield state, context, lambda _: None
+
+
+def restore_regions(saved: tuple[Any, ...]) -> Leave:
+    def leave(state: State) -> None:
+        state.regions = saved
+
+    return leave
+
+
+def enter_autocast(it: Interpreter, state: State, obj: Value, at: Any) -> Iterator[tuple[State, Leave]]:
+    saved = state.regions
+    enabled = state.heap.get(obj, {}).get("enabled", TRUE)
+    for on, branch in it.fork(state, enabled):
+        region = region_from(it, branch, obj, at) if on else None
+        if isinstance(region, Region) and region.dtype in ("float32", "float64"):
+            region = None  # autocast to fp32 is no autocast
+        branch.regions = (*saved, region)
+        known = known_region(region)
+        if known is not None:
+            it.coverage.recipe.add(f"{short(known.dtype) or 'half'} autocast")
+        it.emit(branch, Autocast(it.where(branch, at), when(branch), known, on, True))
+
+        def leave(one: State, known: Region | None = known, on: bool = on) -> None:
+            one.regions = saved
+            it.emit(one, Autocast(it.where(one, at), when(one), known, on, False))
+
+        yield branch, leave
+
+
+def enter_decorators(it: Interpreter, state: State, func: Func) -> Iterator[tuple[State, Leave]]:
+    """The regions that a function's decorators put around its body."""
+    for value in it.decorator_values.get(func.function, ()):
+        if isinstance(value, Obj) and it.kind(state, value) == "autocast":
+            yield from enter_autocast(it, state, value, func.function.node)
+            return
+    yield state, lambda _: None
+
+
+def nullcontext(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    return one(state, Obj((instr.at, "null"), External("contextlib.nullcontext")))
+
+
+def scale_loss(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """apex: ``with amp.scale_loss(loss, optimizer) as scaled_loss``: it unscales when the block is left."""
+    obj = Obj((instr.at, state.frame), External("scale_loss"))
+    state.allocate(obj, {"loss": it.site(state, (instr.at, "scaled"), "scaled_loss", Flow(UNSURE), ())})
+    return one(state, obj)
+
+
+def amp_initialize(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    values = tuple(value for keyword, value in args if keyword in (None, "models", "optimizers"))[:2]
+    return one(state, Tup(values) if len(values) > 1 else (values[0] if values else NONE))

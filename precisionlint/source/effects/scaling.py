@@ -1,0 +1,281 @@
+"""Gradient scalers, backward, and checkpoints: what happens to the scale."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from precisionlint.events import (
+    Backward,
+    Checkpoint,
+    Grads,
+    Known,
+    LossScaled,
+    Named,
+    ScaleRead,
+    ScalerMade,
+    Step,
+    Update,
+)
+from precisionlint.source import program as p
+from precisionlint.source.effects.common import (
+    SCALER_NAME,
+    Outcome,
+    arg_name,
+    argument,
+    is_optimizer,
+    is_scaler,
+    known_region,
+    last_name,
+    one,
+    open_ended,
+    optimizer_weights,
+    receiver_text,
+    region_of,
+    result,
+    when,
+)
+from precisionlint.source.evaluate import as_cond, is_container, name_of, named, truth
+from precisionlint.source.state import State, reachable
+from precisionlint.source.values import (
+    NONE,
+    TRUE,
+    UNSURE,
+    Cond,
+    Const,
+    External,
+    Flow,
+    Obj,
+    Sym,
+    Value,
+    const,
+    flow_of,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from precisionlint.source.interpret import Args, Interpreter
+
+
+OWNER_NAME = re.compile(r"accelerator|fabric|engine|booster|deepspeed|strategy|(?:^|\.)ds_", re.I)
+
+
+SCALER_METHODS = frozenset(
+    {"scale", "unscale_", "step", "update", "get_scale", "is_enabled", "state_dict", "load_state_dict"}
+)
+
+
+def annotated(it: Interpreter, state: State, annotation: p.Expr, value: Sym) -> Value:
+    """A value whose annotation names a class that matters."""
+    name = name_of(annotation)
+    if name.endswith("GradScaler") and not SCALER_NAME.search(last_name(value)):
+        it.module_of(state).scaler_names.add(last_name(value))
+    return value
+
+
+def make_scaler(it: Interpreter, state: State, instr: p.Call, cls: str, args: Args, obj: Obj) -> Outcome:
+    shift = 1 if cls.startswith(("torch.amp.", "torch.GradScaler")) else 0
+    enabled = argument(args, 4 + shift, "enabled")
+    if enabled is None:
+        enabled = TRUE if not open_ended(args) else it.derived(("attr", obj, "enabled"), "enabled", ())
+    settings: list[tuple[str, Any]] = []
+    for position, setting_name in enumerate(it.apis.scaler_settings):
+        value = argument(args, position + shift, setting_name)
+        if isinstance(value, Const):
+            settings.append((setting_name, value.value))
+    state.allocate(obj, {"enabled": enabled})
+    it.coverage.scalers.add(instr.at)
+    known = truth(state, enabled)
+    it.coverage.recipe.add("GradScaler")
+    it.emit(
+        state,
+        ScalerMade(
+            it.where(state, instr.at), when(state), Named(obj, instr.name or it.names.get(obj.site, "")), cls,
+            Known(known) if known is not None else None, tuple(settings),
+        ),
+    )  # fmt: skip
+    return one(state, obj)
+
+
+def save(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """``torch.save``: what the checkpoint holds."""
+    value = argument(args, 0, "obj")
+    optimizers: list[Named] = []
+    scalers: list[Named] = []
+    modules, complete = (
+        False,
+        is_container(value) and "*" not in state.heap.get(value, {}) if value is not None else False,
+    )
+    if value is not None:
+        for reached in reachable(state, value, 3):
+            if isinstance(reached, Sym) and reached.key[0] == "state_dict":
+                owner = reached.key[1]
+                if is_scaler(it, state, owner):
+                    scalers.append(named(owner, text_of(owner)))
+                elif is_optimizer(it, state, owner):
+                    optimizers.append(named(owner, reached.text.removesuffix(".state_dict()")))
+                else:
+                    modules = True
+            elif isinstance(reached, Sym) and reached is not value and reached.key[0] == "site":
+                complete = complete and not any(is_scaler(it, state, o) for o in reached.of)
+    it.emit(
+        state,
+        Checkpoint(it.where(state, instr.at), when(state), True, complete, tuple(optimizers), tuple(scalers), modules),
+    )
+    return one(state, NONE)
+
+
+def autograd_backward(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    loss = argument(args, 0, "tensors")
+    backward(it, state, instr, loss if loss is not None else NONE)
+    return one(state, NONE)
+
+
+def scaler_method(it: Interpreter, state: State, instr: p.Call, scaler: Value, name: str, args: Args) -> Outcome:
+    it.coverage.scalers.add(scaler.site if isinstance(scaler, Obj) else scaler)
+    enabled: Value = state.heap.get(scaler, {}).get("enabled", TRUE) if isinstance(scaler, Obj) else TRUE
+    if name == "is_enabled":
+        return one(state, enabled)
+    if name == "state_dict":
+        return one(state, it.derived(("state_dict", scaler), f"{receiver_text(instr)}.state_dict()", ()))
+    if name == "load_state_dict":
+        return one(state, NONE)
+    me = named(scaler, receiver_text(instr))
+    outcome: Outcome = []
+    condition = as_cond(enabled)
+    for on, branch in it.fork(state, enabled):
+        if on and name == "scale" and condition is not None:
+            outcome.extend(scaler_scale(it, branch, instr, me, args, condition.text))
+            continue
+        act = SCALER_ON[name] if on else SCALER_OFF[name]
+        outcome.extend(act(it, branch, instr, me, args))
+    return outcome
+
+
+def scaler_scale(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args, condition: str = "") -> Outcome:
+    loss = argument(args, 0, "outputs") or NONE
+    flow = flow_of(loss)
+    where = it.where(state, instr.at)
+    labels = (*when(state), condition) if condition else when(state)
+    it.emit(state, LossScaled(where, labels, me, known_region(flow.region)))
+    value = it.derived(("scaled", loss, me), text_of(loss), (loss,), Flow(me, flow.region, "", (where, labels)))
+    return one(state, value)
+
+
+def scaler_unscale(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
+    optimizer = argument(args, 0, "optimizer") or NONE
+    name = arg_name(instr, 0, "optimizer")
+    it.emit(
+        state,
+        Grads(
+            it.where(state, instr.at), when(state), optimizer_weights(it, state, optimizer), "unscale", "unscale_", "1/scale", me,
+            named(optimizer, name),
+        ),
+    )  # fmt: skip
+    return one(state, NONE)
+
+
+def scaler_step(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
+    optimizer = argument(args, 0, "optimizer") or NONE
+    name = arg_name(instr, 0, "optimizer")
+    it.emit(
+        state, Step(it.where(state, instr.at), when(state), named(optimizer, name), me, False, it.innermost_loop(state))
+    )
+    return one(state, result(it, state, instr, External("step"), ()))
+
+
+def scaler_update(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
+    it.emit(state, Update(it.where(state, instr.at), when(state), me))
+    return one(state, NONE)
+
+
+def scaler_get(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
+    where = it.where(state, instr.at)
+    it.emit(state, ScaleRead(where, when(state), me, it.innermost_loop(state)))
+    return one(state, it.site(state, instr.at, f"{me.name}.get_scale()", Flow(me, None, "scale"), ()))
+
+
+def plain_scale(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
+    return one(state, argument(args, 0, "outputs") or NONE)
+
+
+def plain_step(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
+    optimizer = argument(args, 0, "optimizer") or NONE
+    name = arg_name(instr, 0, "optimizer")
+    it.emit(
+        state,
+        Step(it.where(state, instr.at), when(state), named(optimizer, name), None, False, it.innermost_loop(state)),
+    )
+    return one(state, NONE)
+
+
+def no_effect(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
+    return one(state, NONE)
+
+
+def plain_get(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
+    return one(state, const(1.0))
+
+
+SCALER_ON = {
+    "scale": scaler_scale,
+    "unscale_": scaler_unscale,
+    "step": scaler_step,
+    "update": scaler_update,
+    "get_scale": scaler_get,
+}
+
+
+SCALER_OFF = {
+    "scale": plain_scale,
+    "unscale_": no_effect,
+    "step": plain_step,
+    "update": no_effect,
+    "get_scale": plain_get,
+}
+
+
+def backward_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, args: Args) -> Outcome:
+    owner = isinstance(receiver, Obj) and it.kind(state, receiver) == "owner"
+    text = receiver_text(instr)
+    if owner or OWNER_NAME.search(text) or any(k is None for k, _ in args):
+        # accelerator.backward(loss), engine.backward(loss), y.backward(gradient): who scales what is not seen here
+        it.emit(state, Backward(it.where(state, instr.at), when(state), None, None, known_region(region_of(state))))
+        return one(state, NONE)
+    backward(it, state, instr, receiver)
+    return one(state, NONE)
+
+
+def backward(it: Interpreter, state: State, instr: p.Call, loss: Value) -> None:
+    flow = flow_of(loss)
+    scale: Known[Named | None] | None
+    if isinstance(flow.scaled, Named):
+        scale = Known(flow.scaled)
+    elif flow.scaled == UNSURE or from_outside(loss):
+        scale = None
+    else:
+        scale = Known(None)
+    it.emit(
+        state,
+        Backward(
+            it.where(state, instr.at), when(state), scale, known_region(flow.region), known_region(region_of(state)), flow.scaled_at,
+        ),
+    )  # fmt: skip
+
+
+def from_outside(value: Value) -> bool:
+    """Whether a value came in from a caller that is not read: it may carry anything."""
+    while isinstance(value, (Sym, Cond)):
+        if isinstance(value, Cond):
+            value = value.sym
+            continue
+        kind = value.key[0]
+        if kind in ("param", "free"):
+            return True
+        if kind in ("attr", "index", "item"):
+            value = value.key[1]
+        elif kind == "op":
+            return any(from_outside(side) for side in value.key[2:] if isinstance(side, (Sym, Cond)))
+        else:
+            return False
+    return isinstance(value, Obj) or value == NONE

@@ -1,0 +1,150 @@
+"""Calls that cannot be read: what they may have done with what they were given, and what their names say that they did."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from precisionlint.events import Grads, Lost, Named, Weights
+from precisionlint.source import program as p
+from precisionlint.source.effects.common import MODEL_NAME, Outcome, argument, is_scaler, last_name, result, when
+from precisionlint.source.evaluate import model_weights, name_of, weights_of
+from precisionlint.source.state import State, reachable
+from precisionlint.source.values import (
+    NONE,
+    Class,
+    Const,
+    External,
+    Flow,
+    Func,
+    Obj,
+    Partial,
+    Sym,
+    Tensors,
+    Value,
+    flow_of,
+    join,
+)
+
+if TYPE_CHECKING:
+    from precisionlint.source.interpret import Args, Interpreter
+
+
+HARMLESS = re.compile(
+    r"^(?:print|log\w*|info|debug|warn\w*|error|write\w*|add_\w+|summary|format|len|str|repr|id|type|is_\w+|has_\w+|get_\w+|"
+    r"state_dict|load_state_dict|load\w*|save\w*|resume\w*|restore\w*|register\w*|watch|isinstance|hasattr|getattr|setattr|append|"
+    r"extend|insert|setdefault|to|cuda|cpu|deepcopy|copy|asdict|vars|update_\w*(?:lr|meter|log)\w*|dict|list|tuple|set|prepare\w*|init\w*|"
+    r"train|eval)$"
+)
+
+
+READS_GIVEN = re.compile(r"hist|log|scalar|record|write|print|norm", re.I)
+
+
+READS_GRADS = re.compile(r"grad\w*_norm|norm\w*_grad|log\w*_grad|grad\w*_log|gradient_norm|plot_grad", re.I)
+
+
+CLIPS_GRADS = re.compile(r"^clip_\w*grad|grad\w*_clip(?:$|_|p)", re.I)
+
+
+def call_unknown(
+    it: Interpreter, state: State, instr: p.Call, callee: Value, args: Args, receiver: Value | None = None
+) -> Outcome:
+    """A call that cannot be read. It can do what its arguments allow: who gets the scaler may unscale, step and update."""
+    name = name_of(instr.func).rpartition(".")[2] or last_name(callee)
+    values = [value for _, value in args] + ([receiver] if receiver is not None else [])
+    if not HARMLESS.match(name) and not (
+        isinstance(callee, External) and (callee.benign or callee.name.startswith("builtins."))
+    ):
+        for value in values:
+            for reached in reachable(state, value, 2):
+                if is_scaler(it, state, reached):
+                    it.emit(state, Lost(it.where(state, instr.at), (), reached))
+    handed_gradients(it, state, instr, name, args)
+    states = [state]
+    for value in values:
+        if isinstance(value, (Func, Partial)):
+            states = [after for before in states for after in it.call_back(instr, before, value)]
+    return [(after, result(it, after, instr, callee, args, receiver)) for after in states]
+
+
+def handed_gradients(it: Interpreter, state: State, instr: p.Call, name: str, args: Args) -> None:
+    """An unread function that gets gradients, or a model whose gradients it is named after: a log of them, their norm, a clip."""
+    if READS_GIVEN.search(name):
+        for _, value in args:
+            if isinstance(value, Tensors) and value.kind == "grad":
+                read_grads(it, state, instr, value, name)
+                return
+    if not (READS_GRADS.search(name) or CLIPS_GRADS.search(name)):
+        return
+    for _, value in args[:2]:
+        weights = grads_weights(it, state, value)
+        if isinstance(value, Sym) and MODEL_NAME.search(last_name(value)):
+            weights = model_weights(it, value)
+        if weights is None:
+            continue
+        if CLIPS_GRADS.search(name):
+            emit_clip(it, state, instr, value, argument(args, 1, "max_norm", "clip_value"), name)
+        else:
+            it.emit(state, Grads(it.where(state, instr.at), when(state), weights, "read", name))
+        return
+
+
+def emit_clip(it: Interpreter, state: State, instr: p.Call, grads: Value | None, limit: Value | None, api: str) -> None:
+    weights = grads_weights(it, state, grads)
+    measures = limit == NONE or is_infinite(limit)
+    factor = "scale" if limit is not None and flow_of(limit).scaled is not None else "other"
+    if not measures and isinstance(limit, Const) and isinstance(limit.value, (int, float)):
+        it.coverage.recipe.add(f"clip {limit.value}")
+    it.emit(
+        state,
+        Grads(it.where(state, instr.at), when(state), weights, "read" if measures else "clip", api, factor),
+    )
+
+
+def grads_weights(it: Interpreter, state: State, value: Value | None) -> Weights | None:
+    if value is None:
+        return None
+    weights = weights_of(it, state, value)
+    if isinstance(value, Tensors) and value.kind == "groups":
+        return None
+    if weights is None and isinstance(value, Obj) and it.kind(state, value) == "module":
+        return model_weights(it, value)
+    return weights
+
+
+def is_infinite(value: Value | None) -> bool:
+    if isinstance(value, Const) and isinstance(value.value, float):
+        return value.value == float("inf")
+    return isinstance(value, External) and value.name in ("math.inf", "torch.inf", "numpy.inf", "np.inf", "numpy.Inf")
+
+
+def read_grads(it: Interpreter, state: State, instr: p.Call, value: Value, api: str) -> None:
+    if isinstance(value, Obj):
+        value = next((v for v in state.heap.get(value, {}).values() if isinstance(v, Tensors)), value)
+    if isinstance(value, Tensors) and value.kind in ("grad", "params", "param"):
+        if value.kind != "grad" and api != "get_total_norm":
+            return
+        if isinstance(value.flow.scaled, Named) and not value.flow.factor and value.weights is None and value.part:
+            it.emit(  # a gradient taken as a value (torch.autograd.grad), whose scale nothing has divided out
+                state, Grads(it.where(state, instr.at), when(state), None, "read", api, "scale", value.flow.scaled)
+            )
+            return
+        if value.flow.scaled is not None or value.flow.factor:
+            return  # a gradient already multiplied by something that carries the scale: not the stored one
+        it.emit(state, Grads(it.where(state, instr.at), when(state), value.weights, "read", api))
+
+
+def carry(it: Interpreter, state: State, instr: p.Call, value: Value, flow: Flow) -> Value:
+    """A method's result carries what its receiver carried."""
+    if isinstance(value, Sym):
+        return it.site(state, (instr.at, "of"), value.text, join(flow, value.flow), value.of)
+    return value
+
+
+def hides_scaler(it: Interpreter, state: State, obj: Obj) -> bool:
+    """Whether an unread method of an object can get at a scaler: an object of a class with a base that was not read."""
+    return isinstance(obj.cls, Class) and any(
+        isinstance(base, (External, Sym)) and not (isinstance(base, External) and it.apis.kind(base.name) == "module")
+        for base in it.mro(state, obj.cls)[1:]
+    )

@@ -1,0 +1,213 @@
+"""Modules and their weights: made, loaded, cast, wrapped, called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from precisionlint.events import Cast, Known, Op, Region, Setting, Sharded, WeightsTake, ZeroGrad
+from precisionlint.source import program as p
+from precisionlint.source.effects.common import (
+    MODEL_NAME,
+    Outcome,
+    argument,
+    choices,
+    dtype_in,
+    is_model,
+    last_name,
+    one,
+    receiver_text,
+    region_of,
+    when,
+)
+from precisionlint.source.effects.unread import call_unknown
+from precisionlint.source.evaluate import dtype_of, elements, is_container, model_weights, weight_path
+from precisionlint.source.state import State
+from precisionlint.source.values import (
+    FALSE,
+    NONE,
+    UNSURE,
+    External,
+    Many,
+    Method,
+    Obj,
+    Sym,
+    Tensors,
+    Tup,
+    Value,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from precisionlint.source.interpret import Args, Interpreter
+
+
+SAME_RECEIVER = frozenset(
+    [
+        "to",
+        "cuda",
+        "cpu",
+        "half",
+        "bfloat16",
+        "float",
+        "double",
+        "type",
+        "eval",
+        "train",
+        "requires_grad_",
+        "contiguous",
+        "detach",
+        "clone",
+        "share_memory",
+        "to_empty",
+        "apply",
+        "compile",
+        "xpu",
+        "type_as",
+        "expand",
+        "view",
+        "reshape",
+        "data",
+    ]
+)
+
+
+CASTS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64"}
+
+
+def wrap(it: Interpreter, state: State, instr: p.Call, name: str, args: Args) -> Outcome:
+    inner = argument(args, 0, "module", "model")
+    if inner is None:
+        return one(state, External(name))
+    how = "fsdp1" if name in it.apis.fsdp1 else "fsdp2" if name in it.apis.fsdp2 else "ddp"
+    if isinstance(inner, (Obj, Sym)):
+        it.emit(state, Sharded(it.where(state, instr.at), when(state), model_weights(it, inner), how))
+    return one(state, inner)
+
+
+def load_weights(it: Interpreter, state: State, instr: p.Call, args: Args) -> Outcome:
+    """``Model.from_pretrained(name, torch_dtype=…)``: a model whose weights have that dtype."""
+    value = next((v for k, v in args if k in it.apis.load_arguments), None)
+    outcome: Outcome = []
+    for branch, chosen in choices(it, state, value):
+        model = Obj((instr.at, branch.frame), External("torch.nn.loaded.Model"))
+        branch.allocate(model, {})
+        dtype = dtype_in(branch, chosen)
+        if dtype is not None:
+            how = f"from_pretrained(dtype={dtype})"
+            it.emit(
+                branch,
+                WeightsTake(it.where(branch, instr.at), when(branch), frozenset({weight_path(it, model)}), dtype, how),
+            )
+        outcome.append((branch, model))
+    return outcome
+
+
+def children(it: Interpreter, state: State, args: Args) -> list[Value]:
+    """The modules that a module is made of, where they are handed to it."""
+    found: list[Value] = []
+    for _, value in args:
+        known = elements(it, state, value) if not isinstance(value, Sym) else None
+        found.extend(known if known is not None else [value])
+    return found
+
+
+def born(it: Interpreter, state: State, instr: p.Call, module: Obj) -> None:
+    """A module is made: its weights take the default dtype."""
+    default = state.heap.get(External("torch"), {}).get("default dtype")
+    dtype = dtype_of(default) if default is not None else None
+    if dtype is not None:
+        weights = frozenset({weight_path(it, module)})
+        it.emit(
+            state,
+            WeightsTake(
+                it.where(state, instr.at), when(state), weights, dtype, f"made under set_default_dtype({dtype})"
+            ),
+        )
+
+
+def set_default_dtype(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    outcome: Outcome = []
+    for branch, chosen in choices(it, state, argument(args, 0, "d")):
+        dtype = dtype_in(branch, chosen)
+        it.emit(
+            branch, Setting(it.where(branch, instr.at), when(branch), "default_dtype", Known(dtype) if dtype else None)
+        )
+        branch.attributes(External("torch"))["default dtype"] = External(f"torch.{dtype}") if dtype else NONE
+        outcome.append((branch, NONE))
+    return outcome
+
+
+def module_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    """Methods that return the same thing: moves and casts of a model (or of a tensor, which owns no weights)."""
+    if name in CASTS and not args:
+        take(it, state, instr, receiver, CASTS[name], f".{name}()")
+        return one(state, receiver)
+    if name == "to":
+        outcome: Outcome = []
+        wanted = argument(args, 9, "dtype")
+        if wanted is None:
+            wanted = next((v for k, v in args if k is None and (dtype_of(v) or looked_up(v))), None)
+        for branch, chosen in choices(it, state, wanted):
+            dtype = dtype_in(branch, chosen)
+            if dtype is not None:
+                take(it, branch, instr, receiver, dtype, f".to({dtype})")
+            outcome.append((branch, receiver))
+        return outcome
+    if name == "requires_grad_":
+        trainable = argument(args, 0, "requires_grad") != FALSE
+        weights = frozenset({weight_path(it, receiver)})
+        it.emit(state, WeightsTake(it.where(state, instr.at), when(state), weights, None, "requires_grad_", trainable))
+    return one(state, receiver)
+
+
+def looked_up(value: Value) -> bool:
+    return isinstance(value, Sym) and value.key[0] == "index" and is_container(value.key[1])
+
+
+def take(it: Interpreter, state: State, instr: p.Call, receiver: Value, dtype: str, how: str) -> None:
+    where = it.where(state, instr.at)
+    if is_model(it, state, receiver):
+        it.emit(state, WeightsTake(where, when(state), frozenset({weight_path(it, receiver)}), dtype, how))
+    else:
+        it.emit(state, Cast(where, when(state), receiver, dtype))
+
+
+def parameters(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    if not isinstance(receiver, (Sym, Obj)):
+        return call_unknown(it, state, instr, Method(receiver, name), args)
+    kind = "named" if name.startswith("named") else "params"
+    return one(state, Tensors(kind, model_weights(it, receiver), name not in ("parameters", "named_parameters")))
+
+
+def parts_of(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    """The submodules of a model: each is part of it."""
+    if not isinstance(receiver, (Sym, Obj)):
+        return call_unknown(it, state, instr, Method(receiver, name), args)
+    part = it.derived(("part", receiver, "…"), f"a part of {text_of(receiver)}", (receiver,))
+    if name.startswith("named"):
+        return one(state, Many(Tup((it.derived(("partname", receiver), "name", (receiver,)), part))))
+    return one(state, Many(part))
+
+
+def model_zero_grad(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    weights = model_weights(it, receiver) if isinstance(receiver, (Sym, Obj)) else None
+    it.emit(state, ZeroGrad(it.where(state, instr.at), when(state), weights, None))
+    return one(state, NONE)
+
+
+def model_state_dict(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    return one(state, it.derived(("state_dict", receiver), f"{receiver_text(instr)}.state_dict()", ()))
+
+
+def module_called(it: Interpreter, state: State, instr: p.Call, callee: Value) -> None:
+    """A model runs: in the half region in force, or in fp32."""
+    if isinstance(callee, Obj):
+        name = callee.cls.name if isinstance(callee.cls, External) else ""
+        if it.kind(state, callee) != "module" or name.endswith("Loss"):
+            return
+    elif not (isinstance(callee, Sym) and MODEL_NAME.search(last_name(callee)) and callee.key[0] != "free"):
+        return
+    region = region_of(state)
+    dtype = region.dtype or "?" if isinstance(region, Region) else "?" if region == UNSURE else None
+    path = weight_path(it, callee)
+    it.emit(state, Op(it.where(state, instr.at), when(state), "module", (path,), None, (dtype, None, None)))
