@@ -228,12 +228,11 @@ def test_a_script_leaves_nothing_behind(audit: Audit):
 PROJECTS = Path(__file__).parents[1] / "fixtures" / "projects"
 
 
-@pytest.mark.parametrize(("project", "expected"), [("digits", ["clip-before-unscale"]), ("digits-fixed", [])])
-def test_a_project_of_several_files_is_audited_as_it_stands(project: str, expected: list[str], tmp_path: Path):
-    shutil.copytree(PROJECTS / project, tmp_path / project)
+def test_a_project_of_several_files_is_audited_as_it_stands(tmp_path: Path):
+    shutil.copytree(PROJECTS / "digits", tmp_path / "digits")
     command = [sys.executable, "-m", "precisionlint", "audit", "--format", "json", "train.py", "--device", "cpu"]
-    done = subprocess.run(command, cwd=tmp_path / project, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tmp_path / "digits", capture_output=True, text=True, check=False)
     outcome = json.loads(done.stdout)
-    assert [each["rule"] for each in outcome["report"]["findings"]] == expected
-    assert all(each["path"] == "utils.py" for each in outcome["report"]["findings"])
+    found = [(each["rule"], each["path"]) for each in outcome["report"]["findings"]]
+    assert found == [("clip-before-unscale", "utils.py")]
     assert outcome["ended"] == "stopped after the audited step"
