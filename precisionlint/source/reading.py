@@ -15,8 +15,9 @@ import libcst as cst
 from precisionlint.checks import Evidence, Hit, Judge
 from precisionlint.events import Closed, Opened
 from precisionlint.source import program as p
-from precisionlint.source.interpret import Coverage, Interpreter, OutOfBudget, Where
+from precisionlint.source.interpret import Interpreter
 from precisionlint.source.project import Project, ProjectModule
+from precisionlint.source.records import Coverage, OutOfBudget, Where
 from precisionlint.source.state import State, merge
 from precisionlint.source.values import Class, Func, Obj, Value
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from precisionlint import catalogue
 from precisionlint.checks import RULES, Hit, Judge
 from precisionlint.findings import FileError, Finding, GaveUp, Place, Step
-from precisionlint.source.interpret import Where
 from precisionlint.source.project import Project, ProjectModule, find_root
 from precisionlint.source.reading import Reading, read
+from precisionlint.source.records import Where
 from precisionlint.source.values import Const, Value, const
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from precisionlint.source.state import State
 from precisionlint.source.values import UNSURE, Cond, Const, External, Obj, Sym, Value, const, text_of
 
 if TYPE_CHECKING:
-    from precisionlint.source.interpret import Args, Interpreter
+    from precisionlint.source.interpret import Interpreter
+    from precisionlint.source.records import Args
 
 
 Outcome = list[tuple[State, Value]]

@@ -98,7 +98,8 @@ from precisionlint.source.values import (
 )
 
 if TYPE_CHECKING:
-    from precisionlint.source.interpret import Args, Interpreter
+    from precisionlint.source.interpret import Interpreter
+    from precisionlint.source.records import Args
 
 
 def call_external(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:

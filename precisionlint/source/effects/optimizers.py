@@ -14,7 +14,8 @@ from precisionlint.source.state import State
 from precisionlint.source.values import NONE, Class, Const, Func, Obj, Sym, Value
 
 if TYPE_CHECKING:
-    from precisionlint.source.interpret import Args, Interpreter
+    from precisionlint.source.interpret import Interpreter
+    from precisionlint.source.records import Args
 
 
 def make_optimizer(it: Interpreter, state: State, instr: p.Call, cls: str, args: Args, obj: Obj) -> Outcome:

@@ -12,7 +12,8 @@ from precisionlint.source.state import State
 from precisionlint.source.values import Class, Const, External, Func, Obj, Value, const, text_of
 
 if TYPE_CHECKING:
-    from precisionlint.source.interpret import Args, Interpreter
+    from precisionlint.source.interpret import Interpreter
+    from precisionlint.source.records import Args
 
 
 def decorated(it: Interpreter, state: State, func: Func) -> Value:

@@ -54,7 +54,8 @@ from precisionlint.source.values import (
 )
 
 if TYPE_CHECKING:
-    from precisionlint.source.interpret import Args, Interpreter
+    from precisionlint.source.interpret import Interpreter
+    from precisionlint.source.records import Args
 
 
 OWNER_NAME = re.compile(r"accelerator|fabric|engine|booster|deepspeed|strategy|(?:^|\.)ds_", re.I)

@@ -38,7 +38,8 @@ from precisionlint.source.values import (
 )
 
 if TYPE_CHECKING:
-    from precisionlint.source.interpret import Args, Interpreter
+    from precisionlint.source.interpret import Interpreter
+    from precisionlint.source.records import Args
 
 
 SAME_RECEIVER = frozenset(

@@ -1,0 +1,366 @@
+"""Calls into the project: arguments to parameters, bodies entered to a bounded depth and cost, outcomes merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from precisionlint.source import effects
+from precisionlint.source import program as p
+from precisionlint.source.evaluate import attribute, class_attribute, elements, evaluate, is_container, name_of
+from precisionlint.source.records import PATHS, Args, FrameInfo, OutOfBudget, Paths
+from precisionlint.source.state import State
+from precisionlint.source.values import (
+    NONE,
+    PLAIN,
+    Class,
+    Cond,
+    Const,
+    External,
+    Func,
+    Manager,
+    Method,
+    Obj,
+    Partial,
+    Sym,
+    Tup,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from precisionlint.source.interpret import Interpreter
+
+
+DEPTH = 14
+"""How deep calls are followed."""
+
+
+HELPER_BUDGET = 1_500
+"""How many instructions a call may take that cannot train: what it builds is then unknown."""
+
+
+def call(it: Interpreter, instr: p.Call, state: State) -> list[tuple[State, Value]]:
+    args = arguments(it, instr, state)
+    func = instr.func
+    if isinstance(func, p.Attr):
+        receiver = evaluate(it, state, func.obj)
+        callee = attribute(it, state, receiver, func.name)
+        if isinstance(callee, Method) or (isinstance(callee, Sym) and callee.key[0] == "attr"):
+            return effects.call_method(it, state, instr, receiver, func.name, args)
+    elif isinstance(func, p.Index):
+        kernel = evaluate(it, state, func.obj)
+        if isinstance(kernel, Func):
+            return effects.launch(it, state, instr, kernel, args)
+        callee = evaluate(it, state, func)
+    else:
+        callee = evaluate(it, state, func)
+    return call_value(it, instr, state, callee, args)
+
+
+def arguments(it: Interpreter, instr: p.Call, state: State) -> Args:
+    args: list[tuple[str | None, Value]] = []
+    for keyword, expr in instr.args:
+        value = evaluate(it, state, expr)
+        if keyword == "*":
+            items = elements(it, state, value)
+            if items is not None:
+                args.extend((None, item) for item in items)
+            else:
+                args.append(("*", value))
+        elif keyword == "**":
+            items_of = state.heap.get(value) if is_container(value) else None
+            if items_of is not None and "*" not in items_of:
+                args.extend((key, item) for key, item in items_of.items() if isinstance(key, str))
+            else:
+                args.append(("**", value))
+        else:
+            args.append((keyword, value))
+    return tuple(args)
+
+
+def call_value(it: Interpreter, instr: p.Call, state: State, callee: Value, args: Args) -> list[tuple[State, Value]]:
+    effects.module_called(it, state, instr, callee)
+    match callee:
+        case Obj(cls=External(name="torch.nn.Sequential")):
+            return call_sequential(it, instr, state, callee, args)
+        case Func():
+            return call_function(it, callee, args, instr, state)
+        case Class():
+            return instantiate(it, callee, args, instr, state)
+        case Partial():
+            return call_value(it, instr, state, callee.func, (*callee.args, *args))
+        case Method():
+            return effects.call_method(it, state, instr, callee.receiver, callee.name, args)
+        case External():
+            return effects.call_external(it, state, instr, callee, args)
+        case Obj(cls=External(name="custom op")):
+            return effects.call_custom_op(it, state, instr, callee, args)
+        case Obj(cls=Class()):
+            method = class_attribute(it, state, callee.cls, "__call__")
+            if method is None and it.external_base(state, callee.cls) == "module":
+                method = class_attribute(it, state, callee.cls, "forward")
+            if isinstance(method, Func):
+                bound = Func(method.function, method.module, method.frame, callee, method.owner)
+                return call_function(it, bound, args, instr, state)
+        case Sym() if callee.key[0] == "attr":
+            return effects.call_method(it, state, instr, callee.key[1], callee.key[2], args)
+    return effects.call_unknown(it, state, instr, callee, args)
+
+
+def call_sequential(it: Interpreter, instr: p.Call, state: State, callee: Obj, args: Args) -> list[tuple[State, Value]]:
+    """``nn.Sequential``: its modules one after the other, each on what the one before gave."""
+    outcome = [(state, args)]
+    for part in elements(it, state, callee) or []:
+        outcome = [
+            (after, ((None, value),))
+            for before, given in outcome
+            for after, value in call_value(it, instr, before, part, given)
+        ]
+    return [(after, effects.result(it, after, instr, callee, given)) for after, given in outcome]
+
+
+def call_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
+    """A function of the project: entered where it can matter, else its result is unknown and nothing else happens."""
+    function, module = func.function, func.module
+    module.body(function)
+    decorators = it.decorators(state, func)
+    if any(name.rpartition(".")[2] == "contextmanager" for name in decorators) and function.generator:
+        it.entered.add(function)
+        return [(state, Manager(func, args, instr.at))]
+    if function.generator and not any(value is not None for value in it.yields[-1:]):
+        # What a generator does, it does while somebody iterates: it is read beside the path, which may never see it end.
+        if module.is_strong(function) and function not in it.entered:
+            run_function(it, func, args, instr, state.fork())
+        return [(state, effects.result(it, state, instr, func, args))]
+    if not module.is_relevant(function):
+        states = [state]
+        for _, value in args:
+            if isinstance(value, (Func, Partial)):
+                states = [after for before in states for after in call_back(it, instr, before, value)]
+        return [(one, effects.result(it, one, instr, func, args)) for one in states]
+    depth = it.frames[state.frame].depth
+    recursive = sum(1 for _, node in state.stack if node is instr.at) >= 1
+    if depth >= DEPTH or recursive:
+        if depth >= DEPTH:
+            it.gave_up(state, instr.at, f"calls more than {DEPTH} deep")
+        return effects.call_unknown(it, state, instr, func, args)
+    if it.limited is not None or module.is_strong(function):
+        return run_function(it, func, args, instr, state)
+    # What cannot train only builds things: not worth more than so much.
+    before, yields, loops = state.fork(), len(it.yields), len(it.loops)
+    limit = it.limit
+    it.limit, it.limited = min(limit, it.steps + HELPER_BUDGET), instr
+    try:
+        return run_function(it, func, args, instr, state)
+    except OutOfBudget as error:
+        if error.call is not instr:
+            raise
+        del it.yields[yields:], it.loops[loops:]
+        it.gave_up(before, instr.at, f"'{function.name}' has too many paths: what it returns is taken as unknown")
+        it.limit, it.limited = limit, None
+        return effects.call_unknown(it, before, instr, func, args)
+    finally:
+        it.limit, it.limited = limit, None
+
+
+def run_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
+    """Enters a function, in the regions that its decorators put around it."""
+    outer, control, stack = state.frame, state.control, state.stack
+    results: list[tuple[State, Value]] = []
+    it.yields.append(None)
+    for entered, leave in effects.enter_decorators(it, state, func):
+        for one, value in enter_function(it, func, args, instr.at, entered):
+            leave(one)
+            one.frame, one.control, one.stack = outer, control, stack
+            results.append((one, value))
+    it.yields.pop()
+    return merge_results(it, results, instr)
+
+
+def merge_results(it: Interpreter, results: list[tuple[State, Value]], instr: p.Call) -> list[tuple[State, Value]]:
+    """Outcomes with the same value are merged; too many different ones become one unknown value."""
+    if len(results) < 2:
+        return results
+    for state, value in results:
+        state.scope(state.frame)[instr.target] = value  # what is returned is in use
+    groups: dict[Value, list[State]] = {}
+    for state, value in results:
+        groups.setdefault(value, []).append(state)
+    merged = [(state, value) for value, states in groups.items() for state in it.merged(states)]
+    if len(merged) > PATHS // 2:
+        unknown = it.site(merged[0][0], instr.at, f"{name_of(instr.func)}(…)", PLAIN, ())
+        states = []
+        for state, value in merged:
+            if isinstance(value, (Sym, Const, Cond)):
+                value = unknown
+            states.append((state, value))
+        groups = {}
+        for state, value in states:
+            groups.setdefault(value, []).append(state)
+        merged = [(s, value) for value, group in groups.items() for s in it.merged(group, PATHS // 2)]
+    return merged
+
+
+def enter_function(
+    it: Interpreter,
+    func: Func,
+    args: Args,
+    site: Any,
+    state: State,
+    on_yield: Callable[[State, Value], Paths] | None = None,
+    left: list[Any] | None = None,
+) -> list[tuple[State, Value]]:
+    """Runs a function's body in a scope of its own; what it returns, path by path."""
+    function, module = func.function, func.module
+    it.entered.add(function)
+    caller = it.frames[state.frame]
+    caller_module = caller.module
+    key = (state.frame, site, function, func.receiver if isinstance(func.receiver, Obj) else None)
+    info = FrameInfo(module, func.frame, function, caller.depth + 1)
+    frame = it.new_frame(key, info)
+    scope: dict[p.Slot, Value] = {}
+    bind_params(it, func, args, state, scope)
+    state.stack = (*state.stack, (caller_module, site))
+    state.frame = frame
+    state.frames[frame] = scope
+    state.owned.discard(frame)
+    if on_yield is not None:
+        it.yields.append(on_yield)
+    body = module.body(function)
+    paths = it.run_block(body, [state])
+    if on_yield is not None:
+        it.yields.pop()
+    results = [(one, NONE) for one in paths.states]
+    for kind, one, value in paths.exits:
+        if kind == "return":
+            results.append((one, value))
+        elif kind.startswith("outer-") and left is not None:
+            left.append((kind, one, value))
+    for one, _ in results:
+        if not function.captured:
+            one.drop_frame(frame)
+        else:
+            scope_after = one.frames.get(frame, {})
+            kept = {k: v for k, v in scope_after.items() if k in function.captured}
+            one.frames[frame] = kept
+            one.owned.discard(frame)
+    return results
+
+
+def bind_params(it: Interpreter, func: Func, args: Args, state: State, scope: dict[p.Slot, Value]) -> None:
+    """Arguments to parameters, as Python binds them; what the call leaves open is unknown."""
+    function = func.function
+    positional = [value for keyword, value in args if keyword is None]
+    keywords = {keyword: value for keyword, value in args if keyword not in (None, "*", "**")}
+    open_ended = any(keyword in ("*", "**") for keyword, _ in args)
+    if func.receiver is not None:
+        positional.insert(0, func.receiver)
+    for param in function.params:
+        if param.kind == "*":
+            scope[param.name] = Tup(tuple(positional))
+            positional = []
+        elif param.kind == "**":
+            obj = Obj((function.node, "kwargs", state.frame), External("builtins.dict"))
+            state.allocate(obj, dict(keywords))
+            scope[param.name] = obj
+        elif param.kind == "plain" and positional:
+            scope[param.name] = positional.pop(0)
+        elif param.name in keywords:
+            scope[param.name] = keywords.pop(param.name)
+        elif param.default is not None and not open_ended:
+            scope[param.name] = default(it, func, param, state)
+        else:
+            scope[param.name] = parameter(it, func, param, state)
+
+
+def default(it: Interpreter, func: Func, param: p.Param, state: State) -> Value:
+    assert param.default is not None
+    if param.name in it.assume:
+        return it.assume[param.name]
+    known = it.default_values.get(func.function)
+    if known is not None:
+        return known[param.name]
+    outer = state.frame
+    state.frame = func.frame
+    value = evaluate(it, state, param.default)
+    state.frame = outer
+    return value
+
+
+def parameter(it: Interpreter, func: Func, param: p.Param, state: State) -> Value:
+    """A parameter of which nothing is known but its name, its annotation and its default."""
+    if param.name in it.assume:
+        return it.assume[param.name]
+    key = ("param", func.function, param.name)
+    value: Value = it.intern(key, param.name, PLAIN, frozenset(), ())
+    assert isinstance(value, Sym)
+    if param.default is not None:
+        value.default = default(it, func, param, state)
+    if param.annotation is not None:
+        outer = state.frame
+        state.frame = func.frame
+        value = effects.annotated(it, state, param.annotation, value)
+        state.frame = outer
+    return value
+
+
+def instantiate(it: Interpreter, cls: Class, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
+    """An object of a class of the project."""
+    obj = Obj((instr.at, state.frame), cls)
+    it.instantiated.add(cls.cls)
+    state.allocate(obj, {})
+    made = effects.made(it, state, instr, obj, args)
+    if made is not None:
+        return made
+    init = class_attribute(it, state, cls, "__init__")
+    if (
+        isinstance(init, Func)
+        and it.external_base(state, cls) == "module"
+        and not init.module.builds_precision(init.function)
+    ):
+        return [(state, obj)]  # layers and their sizes: parts of the model, whatever they are
+    if isinstance(init, Func):
+        bound = Func(init.function, init.module, init.frame, obj, init.owner)
+        outer = state.pins
+        state.pins = (*outer, obj)
+        results = call_function(it, bound, args, instr, state)
+        for one, _ in results:
+            one.pins = outer
+        return [(one, obj) for one, _ in results]
+    bind_fields(it, cls, obj, args, state)
+    return [(state, obj)]
+
+
+def bind_fields(it: Interpreter, cls: Class, obj: Obj, args: Args, state: State) -> None:
+    """A dataclass: arguments to fields, in the order of the fields."""
+    fields = [
+        instr.target.slot
+        for instr in cls.cls.body.code
+        if isinstance(instr, p.Assign) and isinstance(instr.target, p.Name) and instr.annotation is not None
+    ]
+    attributes = state.attributes(obj)
+    positional = [value for keyword, value in args if keyword is None]
+    for name, value in zip(fields, positional, strict=False):
+        attributes[name] = value
+    for keyword, value in args:
+        if keyword not in (None, "*", "**"):
+            attributes[keyword] = value
+    if any(keyword in ("*", "**") for keyword, _ in args):
+        for name in fields:
+            if name not in attributes:
+                attributes[name] = it.derived(("attr", obj, name), f"{cls.cls.name}.{name}", ())
+
+
+def call_back(it: Interpreter, instr: p.Call, state: State, func: Value) -> list[State]:
+    """A function of the project handed to something unread: it may be called, more than once, with anything."""
+    if isinstance(func, Partial):
+        func = func.func
+    if not isinstance(func, Func) or not func.module.is_relevant(func.function) or func.function in it.entered:
+        return [state]
+    states = [state]
+    for _ in range(2):
+        after: list[State] = []
+        for one in states:
+            after.extend(s for s, _ in call_function(it, func, (("*", it.free("…")),), instr, one))
+        states = it.merged(after)
+    return states

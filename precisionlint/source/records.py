@@ -1,0 +1,73 @@
+"""What the interpreter keeps book with: places, scopes, how paths end, what reading came across, and its bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from precisionlint.source import program as p
+from precisionlint.source.project import ProjectModule
+from precisionlint.source.state import State
+from precisionlint.source.values import Value
+
+PATHS = 32
+"""How many paths are followed side by side; more are thinned out, and that is counted and said."""
+
+
+BUDGET = 20_000
+"""How many instructions one program may take before reading of it is given up."""
+
+
+FILE_BUDGET = 60_000
+"""How many instructions all programs of a file may take together."""
+
+
+Args = tuple[tuple[str | None, Value], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A place in the source: a node of a module's tree, and the calls that led there, outermost first."""
+
+    module: ProjectModule
+    node: Any
+    stack: tuple[tuple[ProjectModule, Any], ...]
+
+
+@dataclass(slots=True)
+class FrameInfo:
+    """A scope: its module, the scope around it, and the names that it takes from elsewhere."""
+
+    module: ProjectModule
+    parent: int | None
+    function: p.Function | None = None
+    depth: int = 0
+    outer: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Paths:
+    """How the paths through a block end: they fall through, or leave it."""
+
+    states: list[State]
+    exits: list[tuple[str, State, Value]]
+
+
+@dataclass
+class Coverage:
+    """What reading came across."""
+
+    programs: int = 0
+    loops: set[Any] = field(default_factory=set)
+    optimizers: set[Any] = field(default_factory=set)
+    scalers: set[Any] = field(default_factory=set)
+    recipe: set[str] = field(default_factory=set)
+    gave_up: dict[tuple[Any, Any], str] = field(default_factory=dict)
+
+
+class OutOfBudget(Exception):
+    """More paths than reading can follow: of a program (``call`` is None), or of one call in it."""
+
+    def __init__(self, call: Any = None) -> None:
+        super().__init__()
+        self.call = call
