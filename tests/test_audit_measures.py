@@ -214,3 +214,12 @@ def test_the_best_scale_is_the_largest_that_keeps_a_factor_of_two_below_the_maxi
 def test_infinite_gradients_are_counted_apart():
     found = ranges_of(torch.tensor([1.0, float("inf"), float("nan")]))
     assert (found.nonfinite, found.greatest) == (2, 0)
+
+
+def test_an_element_that_was_not_to_move_is_not_lost():
+    weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([weight], lr=1e-3)
+    with precisionlint.audit(None, optimizer) as audit:
+        weight.grad = torch.tensor([0.0, 0.0, 1.0, 100.0], dtype=torch.bfloat16)
+        optimizer.step()
+    assert [(each.meant, each.lost) for each in audit.report.updates] == [(2, 1)]

@@ -1,9 +1,8 @@
-"""The order of a step as events: autocast, loss scaling, backward, clipping, optimizer steps. Patches see them,
-gradients' storages the rest.
+"""The order of a step as events: autocast, loss scaling, backward, optimizer steps. Patches of torch's own classes see
+it.
 
-A clip function that was imported by name before any patch is known by its code object on the stack, a clip or unscale
-that the user wrote by a norm that reads and a multiplication that writes the storages of gradients. What a library
-does without torch's optimizers, GradScaler or autograd is not seen.
+What a program does to gradients in between is found in gradients.py. What a library does without torch's optimizers,
+GradScaler or autograd is not seen.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ import torch
 from torch import nn
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from precisionlint.events import (
     Autocast,
     Backward,
-    Event,
     Grads,
     Known,
     LossScaled,
@@ -38,27 +35,12 @@ from precisionlint.events import (
     WeightsTake,
     ZeroGrad,
 )
+from precisionlint.trace.gradients import Gradients, number, scale_of
 from precisionlint.trace.patches import Patches
-from precisionlint.trace.places import frames, here, users_frame
-from precisionlint.trace.position import Phase, Position, Section
-from precisionlint.trace.registry import Registry, local, parameters_of
+from precisionlint.trace.places import here, users_frame
+from precisionlint.trace.position import Position, Section
+from precisionlint.trace.registry import Registry, parameters_of
 from precisionlint.trace.timeline import Timeline
-
-CLIPS = {
-    getattr(getattr(clip_grad, name), "__wrapped__", getattr(clip_grad, name)).__code__: (name, threshold)
-    for name, threshold in (
-        ("clip_grad_norm_", "max_norm"),
-        ("clip_grad_value_", "clip_value"),
-        ("_clip_grads_with_norm_", "max_norm"),
-        ("_get_total_norm", ""),
-    )
-}
-"""Code of torch's clip functions -> (name, the argument that is the threshold; none: it only measures)."""
-NORMS = frozenset({"linalg_vector_norm", "norm", "_foreach_norm", "linalg_norm", "std", "var", "histc"})
-"""Ops whose result tells how large gradients are."""
-SCALINGS = frozenset({"mul_", "div_", "_foreach_mul_", "_foreach_div_"})
-CLAMPS = frozenset({"clamp_", "clamp_min_", "clamp_max_", "_foreach_clamp_min_", "_foreach_clamp_max_"})
-ZEROS = frozenset({"zero_", "_foreach_zero_"})
 
 
 class Order:
@@ -78,19 +60,7 @@ class Order:
         self._outermost: set[int] = set()
         self._scaling: set[tuple[int, str]] = set()
         self._scaled: list[tuple[Any, Named, Any]] = []
-        self._clip: FrameType | None = None
-        self._normed: list[Event] = []
-        """The readings of gradient norms since the last step."""
-        self._clipped = False
-        self._tested = False
-        """Whether the program has brought a number to the host since the gradients stood, as a test for finite ones
-        does.
-        """
-        self._scale_was_read = False
-        """Whether the program has asked for the scale since the last step: then what it does to gradients by hand may
-        carry it.
-        """
-        self._storages: dict[int, torch.Tensor] = {}
+        self.gradients = Gradients(registry, timeline)
         self.before_step: Callable[[torch.optim.Optimizer, bool], None] = lambda optimizer, takes_closure: None
         """Called with each optimizer that is about to step, nested ones included, and whether its step was given a
         closure.
@@ -287,7 +257,7 @@ class Order:
 
     def _get_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def get_scale(scaler: Any) -> Any:
-            self._scale_was_read = True
+            self.gradients.scale_was_read = True
             return original(scaler)
 
         return get_scale
@@ -328,12 +298,12 @@ class Order:
                 position.section = section
                 if kwargs.get("accumulate_grad"):
                     position.gradients = True
-                    self._storages.clear()
+                    self.gradients.changed()
 
         return _engine_run_backward
 
     def _before_backward(self, outputs: Iterable[Any]) -> None:
-        if self.position.gradients and not self._gradients_stand():
+        if self.position.gradients and not self.gradients.stand():
             self.timeline.emit(ZeroGrad(None, (), None, None))  # set to None without any call
         scale, scaled_at = self._scale_of(outputs)
         self.timeline.emit(Backward(here(), (), scale, self._loss_region(), self.position.region, scaled_at))
@@ -369,122 +339,21 @@ class Order:
     def forget(self) -> None:
         """Lets go of what the step made: frames, graphs, gradients."""
         self._stepped_over()
-        self._storages.clear()
+        self.gradients.changed()
 
     # -- gradients
-
-    def _gradients_stand(self) -> bool:
-        return any(parameter.grad is not None for parameter in self.registry.trained())
-
-    def touched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Phase | None:
-        """The phase of an op outside modules, backward and optimizer that reads or writes gradients; emits what it
-        does to them.
-        """
-        name = func._overloadpacket.__name__
-        if name == "_local_scalar_dense":
-            self._tested = True
-        if name not in NORMS and name not in SCALINGS and name not in CLAMPS and name not in ZEROS:
-            return "clip" if self._clip is not None and self._clip_frame() is self._clip else None
-        if not self._storages:
-            for parameter in self.registry.trained():
-                if parameter.grad is not None:
-                    self._storages[storage(local(parameter.grad))] = parameter
-        touched = [self._storages.get(storage(each)) for each in tensors(args[:1])]
-        weights = self.registry.weights(each for each in touched if each is not None)
-        if not weights:
-            return "clip" if self._clip is not None and self._clip_frame() is self._clip else None
-        frame = self._clip_frame()
-        if frame is not None:
-            if frame is not self._clip:
-                self._clip = frame
-                self._emit_clip(frame, weights)
-            return "clip"
-        return self._by_hand(name, args, weights)
-
-    def _clip_frame(self) -> FrameType | None:
-        """The outermost of torch's own clip functions that is running."""
-        found = None
-        for each in frames(sys._getframe(1)):
-            if each.f_code in CLIPS:
-                found = each
-        return found
-
-    def _emit_clip(self, frame: FrameType, touched: Any) -> None:
-        name, argument = CLIPS[frame.f_code]
-        variables = frame.f_locals
-        parameters = variables.get("parameters")
-        weights = (
-            self.registry.weights(tensors([parameters])) if isinstance(parameters, list | torch.Tensor) else touched
-        )
-        threshold = float(variables.get(argument, "inf")) if argument else float("inf")
-        if threshold == float("inf"):
-            self.timeline.emit(Grads(here(), (), weights, "read", name.lstrip("_")))
-            return
-        factor = "scale" if self._carries_scale(threshold) else ""
-        self.timeline.emit(Grads(here(), (), weights, "clip", name.lstrip("_"), factor))
-
-    def _carries_scale(self, threshold: float) -> bool:
-        """Whether a threshold was multiplied by a scale: no true gradient norm is clipped at hundreds."""
-        scales = [scale for scaler, _ in self.registry.scalers.values() if (scale := scale_of(scaler)) is not None]
-        return any(threshold >= max(100.0, 0.01 * scale) for scale in scales)
-
-    def _by_hand(self, name: str, args: tuple[Any, ...], weights: Any) -> Phase | None:
-        if name in ZEROS:
-            self.timeline.emit(ZeroGrad(here(), (), weights, None))
-            return None
-        if name in NORMS and self._scale_was_read:
-            return "clip"
-        if name in NORMS:
-            self._grads(Grads(here(), (), weights, "read", f"'{name}'"))
-            self._normed.append(self.timeline.events[-1])
-            return "clip"
-        carries = "scale" if self._scale_was_read else ""
-        if name in CLAMPS:
-            self._grads(Grads(here(), (), weights, "clip", f"'{name}'", carries))
-            return "clip"
-        factor = number(args[1]) if len(args) > 1 else None
-        if factor is not None and "div" in name:
-            factor = 1.0 / factor if factor else None
-        for scaler, named in self.registry.scalers.values():
-            scale = scale_of(scaler)
-            if factor is not None and scale is not None and factor * scale == 1.0 and factor != 1.0:
-                self._grads(Grads(here(), (), weights, "mul", f"'{name}'", "1/scale", named))
-                return "unscale"
-        if self._normed:
-            self.timeline.events = [each for each in self.timeline.events if each not in self._normed]
-            self._normed = []  # the norm was read to clip by it: one fault, not two
-            self._clipped = True
-        if self._clipped:
-            self._grads(Grads(here(), (), weights, "clip", f"'{name}'", carries))
-            return "clip"
-        self._grads(Grads(here(), (), weights, "mul", f"'{name}'", "other"))
-        return None
-
-    def _grads(self, event: Grads) -> None:
-        """Emits it, one event for a loop over gradients."""
-        last = self.timeline.events[-1]
-        if isinstance(last, Grads) and (last.at, last.how, last.api, last.factor) == (
-            event.at,
-            event.how,
-            event.api,
-            event.factor,
-        ):
-            weights = None if last.weights is None or event.weights is None else last.weights | event.weights
-            self.timeline.events[-1] = Grads(event.at, (), weights, event.how, event.api, event.factor, event.scaler)
-            return
-        self.timeline.emit(event)
 
     def _zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> Any:
             live, self.position.gradients = self.position.gradients, False
             result = original(owner, *args, **kwargs)
-            self._storages.clear()
+            self.gradients.changed()
             if isinstance(owner, nn.Module):
                 self.timeline.emit(ZeroGrad(here(), (), self.registry.weights(owner.parameters()), None))
             else:
                 named = self._optimizer(owner)
                 self.timeline.emit(ZeroGrad(here(), (), self.registry.weights(parameters_of(owner)), named))
-            self.position.gradients = live and self._gradients_stand()
+            self.position.gradients = live and self.gradients.stand()
             return result
 
         return zero_grad
@@ -530,7 +399,7 @@ class Order:
     def _step_itself(self, optimizer: Any) -> None:
         """An outermost step that no scaler takes."""
         if not any(name == "step" for _, name in self._scaling):
-            self.timeline.emit(Step(here(), (), self._optimizer(optimizer), None, guarded=self._tested))
+            self.timeline.emit(Step(here(), (), self._optimizer(optimizer), None, guarded=self.gradients.tested))
             self._stepped(optimizer)
 
     def _stepped(self, optimizer: Any) -> None:
@@ -541,11 +410,7 @@ class Order:
     def _stepped_over(self) -> None:
         self.position.last_region = None
         self._scaled.clear()
-        self._clip = None
-        self._normed = []
-        self._clipped = False
-        self._tested = False
-        self._scale_was_read = False
+        self.gradients.stepped()
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, frame: FrameType | None = None) -> Named:
         named, new = self.registry.optimizer(optimizer, frame or users_frame(sys._getframe(1)))
@@ -604,37 +469,3 @@ def subclasses(cls: type) -> Iterator[type]:
                 seen.add(each)
                 todo.append(each)
                 yield each
-
-
-def storage(tensor: torch.Tensor) -> int:
-    """What a tensor and its views share."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # a tensor without storage
-        return 0
-
-
-def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among values and the lists among them."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from (each for each in value if isinstance(each, torch.Tensor))
-
-
-def scale_of(scaler: Any) -> float | None:
-    """A scaler's present scale; None before its first use, and for one that is disabled."""
-    scale = getattr(scaler, "_scale", None)
-    return None if scale is None else float(scale)
-
-
-def number(value: Any) -> float | None:
-    """A number, or the one that a tensor of one element holds."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return float(value)
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return float(value)
-    return None

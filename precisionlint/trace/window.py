@@ -73,7 +73,7 @@ class Audit:
         self._timeline = Timeline()
         self.order = Order(self._position, self.registry, self._timeline)
         self._recorder = Recorder(self._position, self.registry, flops.formula)
-        self._recorder.on_gradients = self.order.touched
+        self._recorder.on_gradients = self.order.gradients.touched
         self._recorder.watch = self._watcher
         self._casts, self._storage, self._updates = Casts(), Storage(self.registry), Updates()
         self._ranges, self._values = Ranges(), Values() if values else None
