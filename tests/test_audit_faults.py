@@ -328,7 +328,8 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv, self.head = nn.Linear(8, 24), nn.Linear(8, 4)
+        self.qkv = nn.Linear(8, 24)
+        self.head = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(x).view(1, 1, 16, 24).chunk(3, -1)
@@ -402,7 +403,7 @@ class PlainSGD(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 moved = parameter.float() - group["lr"] * parameter.grad.float()
-                if group["stochastic"]:
+                if group["stochastic"] and parameter.dtype is BF16:
                     noise = torch.randint_like(moved, 2**16, dtype=torch.int32)
                     moved = ((moved.view(torch.int32) + noise) & -(2**16)).view(torch.float32)
                 parameter.copy_(moved)

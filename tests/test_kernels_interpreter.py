@@ -125,6 +125,49 @@ def test_a_triton_without_the_private_part_is_named(tmp_path: Path) -> None:
     assert "has no _convert_float" in interpreted(tmp_path, program)
 
 
+def test_an_interpreter_without_dot_scaled_is_refused_where_a_kernel_needs_it(tmp_path: Path) -> None:
+    program = """
+    interpreter = load_interpreter()
+    del interpreter.InterpreterBuilder.create_dot_scaled
+
+    @triton.jit
+    def kernel(x, s):
+        i = tl.arange(0, 32)
+        a = tl.load(x + i[:, None] * 32 + i[None, :])
+        scale = tl.load(s + i[:, None])
+        tl.dot_scaled(a, scale, "e4m3", a, scale, "e4m3")
+
+    with repaired(interpreter):
+        try:
+            kernel[(1,)](torch.zeros(32, 32, dtype=torch.float8_e4m3fn), torch.zeros(32, dtype=torch.uint8))
+        except Exception as error:
+            print(type(error.__cause__).__name__, error.__cause__)
+    """
+    assert interpreted(tmp_path, program).startswith("RefusedError triton's interpreter has no dot_scaled")
+
+
+@pytest.mark.parametrize(
+    ("triton_version", "numpy_version", "runs"),
+    [("3.6.0", "2.4.6", False), ("3.6.0", "2.3.5", True), ("3.7.1", "2.4.6", True), ("3.10.0", "2.10.0", True)],
+)
+def test_a_pair_of_versions_that_cannot_run_loops_is_named(
+    tmp_path: Path, triton_version: str, numpy_version: str, runs: bool
+) -> None:
+    program = f"""
+    import numpy
+    from precisionlint.kernels.interpreter import UnsupportedTritonError
+    triton.__version__, numpy.__version__ = "{triton_version}", "{numpy_version}"
+    try:
+        load_interpreter()
+        print("runs")
+    except UnsupportedTritonError as error:
+        print(error)
+    """
+    printed = interpreted(tmp_path, program)
+    assert (printed == "runs\n") == runs
+    assert runs or "install numpy below 2.4" in printed
+
+
 def test_a_process_that_compiles_cannot_interpret(tmp_path: Path) -> None:
     program = """
     from precisionlint.kernels.interpreter import UnsupportedTritonError

@@ -272,6 +272,9 @@ BUNDLED = [
     "quantize_row e4m3fn power-of-two",
     "quantize_1x128 e4m3fn fp32",
     "quantize_128x128 e4m3fn fp32",
+    "quantize_mx e5m2 even",
+    "gemm_mx e4m3fn to bf16",
+    "stochastic_cast to fp16",
     "dequantize 1x128 to fp32",
     "gemm_blockscaled e4m3fn to bf16",
 ]
@@ -285,6 +288,10 @@ SAMPLE = [
     "tensor: NaN for zero",
     "1x128: writes to its input",
     "gemm: partial sum in tf32",
+    "mx: quotient rounded to bf16 first",
+    "mx: a block a program",
+    "mx product: code 255 as infinity",
+    "stochastic: noise anew for each program",
     "128x128: as it should be",
     "128x128: inverse of its own",
 ]

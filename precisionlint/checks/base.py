@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from precisionlint.events import Event
+from precisionlint.findings import Confidence, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,8 @@ class Hit:
     at: Any
     message: str
     trace: tuple[Seen, ...]
-    severity: str = ""
-    confidence: str = "certain"
+    severity: Severity | None = None
+    confidence: Confidence = "certain"
     unless: tuple[Hashable, ...] = ()
     needs: tuple[Hashable, ...] = ()
 

@@ -49,6 +49,7 @@ _PARTS = (
     "GridExecutor._init_args_hst",
     "ReduceScanOpInterface.check_tensor",
     "TensorHandle",
+    "interpreter_semantic.dot_scaled",
 )
 
 
@@ -83,10 +84,20 @@ def load_interpreter() -> ModuleType:
             found = getattr(found, name, None)
         if found is None:
             raise UnsupportedTritonError(
-                f"triton {triton.__version__}: triton.runtime.interpreter has no {part}; known to work with 3.9.0"
+                f"triton {triton.__version__}: triton.runtime.interpreter has no {part}; known to work with 3.6 to 3.9"
             )
+    if _version(triton.__version__) < (3, 7) and _version(np.__version__) >= (2, 4):
+        raise UnsupportedTritonError(
+            f"triton {triton.__version__}'s interpreter cannot run loops with numpy {np.__version__}: "
+            "install numpy below 2.4 or triton 3.7"
+        )
     module: ModuleType = interpreter
     return module
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
 
 
 def convert(data: Array, source: str, target: str, toward_zero: bool = False) -> Array:
@@ -97,7 +108,7 @@ def convert(data: Array, source: str, target: str, toward_zero: bool = False) ->
     """
     for name in (source, target):
         if name not in FORMAT_OF and name != "fp64":
-            raise RefusedError(f"conversions of {name} are not modelled; use the compile or native mode")
+            raise RefusedError(f"conversions of {name} are not modelled; use the compile mode")
     exact = _numbers(np.ascontiguousarray(data), source)
     if target == "fp64":
         return exact.numpy()
@@ -141,6 +152,7 @@ def repaired(interpreter: ModuleType) -> Iterator[None]:
         *((builder, name, _on_numbers(getattr(builder, name))) for name in ("binary_op", "unary_op")),
         *((builder, name, _on_numbers(getattr(builder, name))) for name in ("create_fma", "create_clampf")),
         (builder, "create_dot", _dot(interpreter, builder.create_dot)),
+        (type(interpreter.interpreter_semantic), "dot_scaled", _dot_scaled(interpreter)),
         (interpreter.ReduceScanOpInterface, "check_tensor", _reduction(interpreter.ReduceScanOpInterface.check_tensor)),
         (builder, "create_masked_load", _guarded(builder.create_masked_load, "reads", regions, 1)),
         (builder, "create_masked_store", _guarded(builder.create_masked_store, "writes", regions, 2)),
@@ -197,7 +209,7 @@ def _refuse_bits(handles: tuple[Any, ...], what: str) -> None:
         if dtype is not None and hasattr(dtype, "scalar") and _stored_as_bits(dtype.scalar):
             raise RefusedError(
                 f"{what} of {dtype.scalar.name} numbers: the interpreter would use their raw bits. "
-                "Convert with .to(tl.float32) first, or use the compile or native mode"
+                "Convert with .to(tl.float32) first, or use the compile mode"
             )
 
 
@@ -223,6 +235,18 @@ def _dot(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[...,
         return original(builder, wide(a), wide(b), *rest)
 
     return dot
+
+
+def _dot_scaled(interpreter: ModuleType) -> Callable[..., Any]:
+    """triton's own, or a refusal where its interpreter cannot do it (3.6 and 3.7)."""
+    original: Callable[..., Any] = type(interpreter.interpreter_semantic).dot_scaled
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RefusedError(
+            "triton's interpreter has no dot_scaled in this version; use the compile mode, or a newer triton"
+        )
+
+    return original if hasattr(interpreter.InterpreterBuilder, "create_dot_scaled") else refuse
 
 
 def _reduction(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -93,7 +93,7 @@ def _failure(error: Exception, inputs: tuple[Tensor, ...]) -> Violation:
     if isinstance(root, RefusedError):
         raise root
     if isinstance(root, NotImplementedError) and "interpreter" in str(root):
-        raise RefusedError(f"{root}; use the compile or native mode") from error
+        raise RefusedError(f"{root}; use the compile mode") from error
     where = _where(root)
     text = str(root).partition("\n")[0] or type(root).__name__
     if isinstance(root, OutOfBoundsError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from precisionlint.source import effects
 from precisionlint.source import program as p
 from precisionlint.source.evaluate import attribute, class_attribute, elements, evaluate, is_container, name_of
-from precisionlint.source.records import PATHS, Args, FrameInfo, OutOfBudget, Paths
+from precisionlint.source.records import PATHS, Args, BudgetError, FrameInfo, Paths
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     NONE,
@@ -95,10 +95,10 @@ def call_value(it: Interpreter, instr: p.Call, state: State, callee: Value, args
             return effects.call_external(it, state, instr, callee, args)
         case Obj(cls=External(name="custom op")):
             return effects.call_custom_op(it, state, instr, callee, args)
-        case Obj(cls=Class()):
-            method = class_attribute(it, state, callee.cls, "__call__")
-            if method is None and it.external_base(state, callee.cls) == "module":
-                method = class_attribute(it, state, callee.cls, "forward")
+        case Obj(cls=Class() as cls):
+            method = class_attribute(it, state, cls, "__call__")
+            if method is None and it.external_base(state, cls) == "module":
+                method = class_attribute(it, state, cls, "forward")
             if isinstance(method, Func):
                 bound = Func(method.function, method.module, method.frame, callee, method.owner)
                 return call_function(it, bound, args, instr, state)
@@ -152,7 +152,7 @@ def call_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state:
     it.limit, it.limited = min(limit, it.steps + HELPER_BUDGET), instr
     try:
         return run_function(it, func, args, instr, state)
-    except OutOfBudget as error:
+    except BudgetError as error:
         if error.call is not instr:
             raise
         del it.yields[yields:], it.loops[loops:]
@@ -230,7 +230,7 @@ def enter_function(
     paths = it.run_block(body, [state])
     if on_yield is not None:
         it.yields.pop()
-    results = [(one, NONE) for one in paths.states]
+    results: list[tuple[State, Value]] = [(one, NONE) for one in paths.states]
     for kind, one, value in paths.exits:
         if kind == "return":
             results.append((one, value))
@@ -241,7 +241,7 @@ def enter_function(
             one.drop_frame(frame)
         else:
             scope_after = one.frames.get(frame, {})
-            kept = {k: v for k, v in scope_after.items() if k in function.captured}
+            kept: dict[p.Slot, Value] = {k: v for k, v in scope_after.items() if k in function.captured}
             one.frames[frame] = kept
             one.owned.discard(frame)
     return results

@@ -7,7 +7,7 @@ scales, comparisons as conditions.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +62,8 @@ def evaluate(it: Interpreter, state: State, expr: p.Expr) -> Value:
             return const(expr.value)
         case p.Attr():
             return attribute(it, state, evaluate(it, state, expr.obj), expr.name)
-        case p.Index(key=p.Opaque()):
-            return slice_of(it, state, evaluate(it, state, expr.obj), expr.key)
+        case p.Index(key=p.Opaque(at=site)):
+            return slice_of(it, state, evaluate(it, state, expr.obj), site)
         case p.Index():
             return index(it, state, evaluate(it, state, expr.obj), evaluate(it, state, expr.key))
         case p.Sequence():
@@ -150,8 +150,8 @@ def attribute(it: Interpreter, state: State, obj: Value, name: str) -> Value:
             return External(it.apis.canonical(f"{obj.name}.{name}"), obj.benign)
         case ModuleRef():
             return it.global_of(state, obj.module, name)
-        case Obj(cls=Class()):
-            found = class_attribute(it, state, obj.cls, name)
+        case Obj(cls=Class() as cls):
+            found = class_attribute(it, state, cls, name)
             if found is not None:
                 return bind(it, state, found, obj, name)
             return outside_attribute(it, state, obj, name)
@@ -273,13 +273,13 @@ def index(it: Interpreter, state: State, obj: Value, key: Value) -> Value:
     return it.derived(("index", obj, key), f"{text_of(obj)}[{text_of(key)}]", (obj, key))
 
 
-def slice_of(it: Interpreter, state: State, obj: Value, site: p.Opaque) -> Value:
+def slice_of(it: Interpreter, state: State, obj: Value, site: Any) -> Value:
     """``obj[a:b]``: some of the same."""
     match obj:
         case Obj() if is_container(obj):
-            return Many(element_of(it, state, obj, site.at))
+            return Many(element_of(it, state, obj, site))
         case Tup():
-            return Many(element_of(it, state, obj, site.at))
+            return Many(element_of(it, state, obj, site))
         case Tensors():
             return replace(obj, part=True)
         case Sym() | Many():
@@ -316,7 +316,7 @@ def stream_elements(it: Interpreter, state: State, stream: Stream) -> list[Value
         case "enumerate" if first is not None:
             return [Tup((const(position), item)) for position, item in enumerate(first)]
         case "zip" if None not in inner:
-            return [Tup(items) for items in zip(*inner, strict=False)]  # type: ignore[arg-type]
+            return [Tup(items) for items in zip(*(part for part in inner if part is not None), strict=False)]
         case "items" | "values" if first is not None and is_container(stream.parts[0]):
             items = state.heap.get(stream.parts[0], {})
             if stream.kind == "values":
@@ -393,7 +393,7 @@ def negate(it: Interpreter, state: State, value: Value) -> Value:
     return it.derived(("op", "not", value), f"not {text_of(value)}", (value,))
 
 
-FOLD = {
+FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
     "//": lambda a, b: a // b, "%": lambda a, b: a % b, "**": lambda a, b: a**b,
     "<": lambda a, b: a < b, "==": lambda a, b: a == b, "in": lambda a, b: a in b,
@@ -501,11 +501,15 @@ def compare(it: Interpreter, op: str, left: Value, right: Value) -> Value:
         folded = fold(op, left, right)
         if folded is not None:
             return folded
-    if op == "in" and isinstance(left, (Const, External)) and isinstance(right, Tup):
-        if all(isinstance(item, (Const, External)) for item in right.items):
-            return const(left in right.items)
+    if (
+        op == "in"
+        and isinstance(left, (Const, External))
+        and isinstance(right, Tup)
+        and all(isinstance(item, (Const, External)) for item in right.items)
+    ):
+        return const(left in right.items)
     sym = it.derived(("op", op, left, right), f"{text_of(left)} {op} {text_of(right)}", (left, right))
-    return Cond(sym, "truth", None, True)
+    return Cond(sym, "truth", None, True) if isinstance(sym, Sym) else sym
 
 
 def opened_up(it: Interpreter, value: Value) -> Value:
@@ -569,7 +573,7 @@ def both(state: State, sym: Sym) -> bool | None:
     """The truth of ``a and b`` / ``a or b`` by that of its sides."""
     if sym.key[0] == "op" and sym.key[1] in ("and", "or"):
         sides = [truth(state, side) for side in sym.key[2:]]
-        decisive = sym.key[1] == "or"
+        decisive: bool = sym.key[1] == "or"
         if decisive in sides:
             return decisive
         if None not in sides:

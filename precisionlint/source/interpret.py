@@ -29,9 +29,9 @@ from precisionlint.source.records import (
     BUDGET,
     FILE_BUDGET,
     PATHS,
+    BudgetError,
     Coverage,
     FrameInfo,
-    OutOfBudget,
     Paths,
     Where,
 )
@@ -80,7 +80,8 @@ class Interpreter:
         self.coverage = Coverage()
         self.silent = 0
         self.steps = self.total = 0
-        self.limit, self.limited = BUDGET, None
+        self.limit = BUDGET
+        self.limited: Any = None
         self.collector = Collector()
         self.loops: list[Any] = []
         self.kept: set[str] = set(assume)
@@ -360,7 +361,7 @@ class Interpreter:
                 self.steps += 1
                 run(self, instr, state, after, exits)
             if self.steps > self.limit:
-                raise OutOfBudget(self.limited)
+                raise BudgetError(self.limited)
             if kills is not None and kills[position]:
                 for state in after:
                     scope = None

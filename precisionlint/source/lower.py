@@ -28,7 +28,8 @@ COMPARE = {
     cst.Equal: "==", cst.NotEqual: "!=", cst.LessThan: "<", cst.LessThanEqual: "<=", cst.GreaterThan: ">",
     cst.GreaterThanEqual: ">=", cst.In: "in", cst.NotIn: "not in", cst.Is: "is", cst.IsNot: "is not",
 }  # fmt: skip
-UNARY = {cst.Not: "not", cst.Minus: "-", cst.Plus: "+", cst.BitInvert: "~"}
+SEQUENCES: dict[type, str] = {cst.Tuple: "tuple", cst.List: "list", cst.Set: "set"}
+UNARY: dict[type, str] = {cst.Not: "not", cst.Minus: "-", cst.Plus: "+", cst.BitInvert: "~"}
 
 
 class Lowering:
@@ -381,7 +382,11 @@ class Lowering:
         rights: list[tuple[p.Block, p.Expr]] = []
         for step in reversed(spine):
             values: list[p.Expr] = []
-            block = self.into(lambda step=step, values=values: values.append(self.expr(step.right)))
+
+            def fill(right: Any = step.right, values: list[p.Expr] = values) -> None:
+                values.append(self.expr(right))
+
+            block = self.into(fill)
             rights.append((block, values[0]))
         if not self.testing and len(rights) < 16 and not any(block.code for block, _ in rights):
             value = first
@@ -423,7 +428,7 @@ class Lowering:
         return p.Closure(self.function(node, "<lambda>", node.params, ()))
 
     def sequence(self, node: Any) -> p.Expr:
-        kind = {cst.Tuple: "tuple", cst.List: "list", cst.Set: "set"}[type(node)]
+        kind = SEQUENCES[type(node)]
         items = []
         for element in node.elements:
             value = self.expr(element.value)

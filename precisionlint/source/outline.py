@@ -114,9 +114,10 @@ def telling_names(syntax: ast.Module, lines: list[str]) -> set[str]:
                 names |= identifiers_of(node.test)
             elif leaves and scope_guards(node.lineno):
                 leaving |= identifiers_of(node.test)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            assigned.append(({name for t in targets for name in last_identifiers(t)}, identifiers_of(node.value)))
+        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
+            targets: list[ast.expr] = list(node.targets) if isinstance(node, ast.Assign) else [node.target]
+            if node.value is not None:
+                assigned.append(({name for t in targets for name in last_identifiers(t)}, identifiers_of(node.value)))
         elif (isinstance(node, ast.keyword) and node.arg == "enabled") or (
             isinstance(node, ast.Return) and isinstance(node.value, (ast.Compare, ast.BoolOp, ast.UnaryOp))
         ):
@@ -126,16 +127,16 @@ def telling_names(syntax: ast.Module, lines: list[str]) -> set[str]:
     grown = True
     while grown:
         before = len(names)
-        for targets, parts in assigned:
-            if len(parts) <= 8 and not names.isdisjoint(targets):
+        for made, parts in assigned:
+            if len(parts) <= 8 and not names.isdisjoint(made):
                 names |= parts
         grown = len(names) > before
     return names
 
 
-def identifiers_of(node: ast.AST) -> set[str]:
+def identifiers_of(node: ast.AST | None) -> set[str]:
     found: set[str] = set()
-    for child in ast.walk(node):
+    for child in ast.walk(node) if node is not None else ():
         if isinstance(child, ast.Name):
             found.add(child.id)
         elif isinstance(child, ast.Attribute):

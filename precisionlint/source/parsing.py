@@ -13,7 +13,7 @@ from typing import Any
 import libcst as cst
 
 
-class Unreadable(Exception):
+class UnreadableError(Exception):
     """A file that cannot be read as Python: its line, and what is wrong in one sentence."""
 
     def __init__(self, line: int | None, message: str) -> None:
@@ -25,36 +25,36 @@ class Unreadable(Exception):
 def parse_ast(data: bytes) -> ast.Module:
     """The file as Python's own parser sees it.
 
-    Raises: Unreadable.
+    Raises: UnreadableError.
     """
     if b"\0" in data:
-        raise Unreadable(data.count(b"\n", 0, data.index(b"\0")) + 1, "holds a NUL byte: not Python source")
+        raise UnreadableError(data.count(b"\n", 0, data.index(b"\0")) + 1, "holds a NUL byte: not Python source")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.parse(data)
     except SyntaxError as error:
-        raise Unreadable(error.lineno or None, f"syntax error: {error.msg}") from None
+        raise UnreadableError(error.lineno or None, f"syntax error: {error.msg}") from None
     except (RecursionError, MemoryError):
-        raise Unreadable(None, "nested too deeply to be parsed") from None
+        raise UnreadableError(None, "nested too deeply to be parsed") from None
     except ValueError as error:
-        raise Unreadable(None, f"cannot be decoded: {error}") from None
+        raise UnreadableError(None, f"cannot be decoded: {error}") from None
 
 
 def parse(data: bytes) -> tuple[cst.Module, ast.Module]:
     """The two trees of a file.
 
-    Raises: Unreadable.
+    Raises: UnreadableError.
     """
     syntax = parse_ast(data)
     try:
         return cst.parse_module(data), syntax
     except cst.ParserSyntaxError as error:
-        raise Unreadable(error.raw_line, "libcst cannot parse this file") from None
+        raise UnreadableError(error.raw_line, "libcst cannot parse this file") from None
     except (UnicodeDecodeError, LookupError) as error:
-        raise Unreadable(None, f"cannot be decoded: {error}") from None
+        raise UnreadableError(None, f"cannot be decoded: {error}") from None
     except (RecursionError, MemoryError):
-        raise Unreadable(None, "nested too deeply to be parsed") from None
+        raise UnreadableError(None, "nested too deeply to be parsed") from None
 
 
 def definitions(body: Iterable[Any]) -> Iterator[tuple[Any, int, int]]:

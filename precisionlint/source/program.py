@@ -9,12 +9,12 @@ came from: positions are computed from it, but only for files with findings.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import libcst as cst
 
-Slot = Union[str, int]
+Slot = str | int
 """A local variable: a name of the program, or the number of a temporary."""
 
 
@@ -94,7 +94,7 @@ class Opaque:
     at: Any
 
 
-Expr = Union[Const, Name, Attr, Index, Sequence, Mapping, Star, Binary, Unary, Compare, Closure, Opaque]
+Expr = Const | Name | Attr | Index | Sequence | Mapping | Star | Binary | Unary | Compare | Closure | Opaque
 
 
 @dataclass(slots=True, eq=False)
@@ -274,10 +274,27 @@ class Collect:
     key: Expr | None = None
 
 
-Instr = Union[
-    Call, Assign, Delete, If, For, While, With, Try, Return, Raise, Break, Continue, Define, DefineClass, Import, Outer,
-    Yield, Begin, Collect,
-]  # fmt: skip
+Instr = (
+    Call
+    | Assign
+    | Delete
+    | If
+    | For
+    | While
+    | With
+    | Try
+    | Return
+    | Raise
+    | Break
+    | Continue
+    | Define
+    | DefineClass
+    | Import
+    | Outer
+    | Yield
+    | Begin
+    | Collect
+)
 
 
 @dataclass(slots=True, eq=False)

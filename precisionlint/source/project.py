@@ -19,7 +19,7 @@ from typing import Any
 from precisionlint.source import program as p
 from precisionlint.source.lower import lower_body, lower_module
 from precisionlint.source.outline import STRONG, TRIGGER, WORD, Outline, telling_names
-from precisionlint.source.parsing import Unreadable, definition_nodes, definitions, parse, parse_ast
+from precisionlint.source.parsing import UnreadableError, definition_nodes, definitions, parse, parse_ast
 
 IMPORTED = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)*))", re.M)
 
@@ -74,7 +74,8 @@ class ProjectModule:
             )
         )
         self.block, self.functions = lower_module(self.tree, self.spans)
-        self.outline = project.outlines.setdefault(path, Outline(syntax, self.lines))
+        self.outline = Outline(syntax, self.lines)
+        project.outlines[path] = self.outline
         self.kept = frozenset(telling_names(syntax, self.lines))
         # What is used as only a scaler is, whatever its name.
         self.scaler_names = {a or b for a, b in SCALER_USE.findall(self.text)}
@@ -175,7 +176,7 @@ class Project:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.modules: dict[Path, ProjectModule | None] = {}
-        self.errors: dict[Path, Unreadable] = {}
+        self.errors: dict[Path, UnreadableError] = {}
         self.outlines: dict[Path, Outline | None] = {}
         self._reaches: dict[tuple[Path, str, str], bool] = {}
         self._data: dict[Path, bytes | None] = {}
@@ -197,10 +198,10 @@ class Project:
             if data is not None:
                 try:
                     self.modules[path] = ProjectModule(self, path, self.name_of(path), data)
-                except Unreadable as error:
+                except UnreadableError as error:
                     self.errors[path] = error
                 except RecursionError:
-                    self.errors[path] = Unreadable(None, "nested too deeply to be read")
+                    self.errors[path] = UnreadableError(None, "nested too deeply to be read")
         return self.modules[path]
 
     def outline(self, path: Path) -> Outline | None:
@@ -209,7 +210,7 @@ class Project:
             self.outlines[path] = None
             data = self.read(path) if self.worth_reading(path) else None
             if data is not None:
-                with contextlib.suppress(Unreadable, RecursionError):
+                with contextlib.suppress(UnreadableError, RecursionError):
                     self.outlines[path] = Outline(parse_ast(data), data.decode("utf-8", "replace").splitlines())
         return self.outlines[path]
 

@@ -17,7 +17,7 @@ from precisionlint.events import Closed, Opened
 from precisionlint.source import program as p
 from precisionlint.source.interpret import Interpreter
 from precisionlint.source.project import Project, ProjectModule
-from precisionlint.source.records import Coverage, OutOfBudget, Where
+from precisionlint.source.records import BudgetError, Coverage, Where
 from precisionlint.source.state import State, merge
 from precisionlint.source.values import Class, Func, Obj, Value
 
@@ -72,7 +72,7 @@ class Reader:
         self.it.begin()
         try:
             return run()
-        except OutOfBudget:
+        except BudgetError:
             self.it.coverage.gave_up.setdefault((self.module, node), "too many paths to follow to the end")
         except RecursionError:
             self.it.coverage.gave_up.setdefault((self.module, node), "nested too deeply to be followed")

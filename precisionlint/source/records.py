@@ -65,7 +65,7 @@ class Coverage:
     gave_up: dict[tuple[Any, Any], str] = field(default_factory=dict)
 
 
-class OutOfBudget(Exception):
+class BudgetError(Exception):
     """More paths than reading can follow: of a program (``call`` is None), or of one call in it."""
 
     def __init__(self, call: Any = None) -> None:

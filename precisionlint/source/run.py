@@ -123,27 +123,16 @@ class Run:
 
     def finding(self, hit: Hit, place: Place, places: Places) -> Finding:
         rule = self.rules[hit.rule]
-        labels: list[str] = []
-        for seen in hit.trace:
-            labels.extend(label for label in seen.when if label not in labels and "__name__" not in label)
-        labels = [
-            label
-            for label in labels
-            if (f"not {label}" not in labels and label.removeprefix("not ") not in labels)
-            or (not label.startswith("not ") and f"not {label}" not in labels)
-        ]
-        steps = [
-            Step(places.of(seen.at.module, seen.at.node), seen.text) for seen in hit.trace if isinstance(seen.at, Where)
-        ]
+        steps = [Step(places.of(s.at.module, s.at.node), s.text) for s in hit.trace if isinstance(s.at, Where)]
         return Finding(
-            hit.rule,
-            rule.family,
-            hit.severity or rule.severity,
-            hit.confidence,
-            hit.message,
-            place,
-            " and ".join(labels[:3]),
-            tuple(steps),  # type: ignore[arg-type]
+            rule=hit.rule,
+            family=rule.family,
+            severity=hit.severity or rule.severity,
+            confidence=hit.confidence,
+            message=hit.message,
+            place=place,
+            when=" and ".join(conditions(hit)[:3]),
+            trace=tuple(steps),
         )
 
     def count(self, total: Totals, reading: Reading, module: ProjectModule, places: Places) -> None:
@@ -158,6 +147,17 @@ class Run:
         for (where, node), what in coverage.gave_up.items():
             place = places.of(where, getattr(node, "node", node))
             total.gave_up.append(GaveUp(place.path, place.line, what))
+
+
+def conditions(hit: Hit) -> list[str]:
+    """The branches that the way to a finding takes, in words; those that it takes both ways say nothing."""
+    labels = dict.fromkeys(label for seen in hit.trace for label in seen.when if "__name__" not in label)
+    taken = set(labels)
+    return [label for label in labels if opposite(label) not in taken]
+
+
+def opposite(label: str) -> str:
+    return label[4:] if label.startswith("not ") else f"not {label}"
 
 
 def rank(finding: Finding) -> tuple[Any, ...]:

@@ -179,7 +179,8 @@ def merge(states: list[State], limit: int) -> list[State]:
 def thin(states: list[State], limit: int) -> list[State]:
     """At most ``limit`` states: one for every difference that checks can see first, then the rest in order."""
     seen: set[Any] = set()
-    first, rest = [], []
+    first: list[State] = []
+    rest: list[State] = []
     for state in states:
         key = (state.checks, state.regions)
         (rest if key in seen else first).append(state)

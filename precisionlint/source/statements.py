@@ -221,7 +221,9 @@ def run_loop(
     exits: list[Any],
 ) -> None:
     """A loop's body twice: the second time from what the first left."""
-    states, done, broken = [state], [], []
+    states = [state]
+    done: list[State] = []
+    broken: list[State] = []
     for turn in (False,) if once else (False, True):
         for one in states:
             if not once:

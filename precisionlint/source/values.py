@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Named, Region, Weights
 
@@ -241,10 +241,25 @@ class ModuleRef:
     module: ProjectModule
 
 
-Value = Union[
-    Sym, Const, Cond, External, Obj, Func, Class, Method, Super, Tup, Many, Tensors, Partial, Manager, Stream,
-    ModuleRef, Pending,
-]  # fmt: skip
+Value = (
+    Sym
+    | Const
+    | Cond
+    | External
+    | Obj
+    | Func
+    | Class
+    | Method
+    | Super
+    | Tup
+    | Many
+    | Tensors
+    | Partial
+    | Manager
+    | Stream
+    | ModuleRef
+    | Pending
+)
 
 
 def flow_of(value: Value) -> Flow:

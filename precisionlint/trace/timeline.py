@@ -10,7 +10,7 @@ from typing import Any
 from precisionlint import catalogue
 from precisionlint.checks import RULES, Evidence, Hit, Judge
 from precisionlint.events import Event
-from precisionlint.findings import Finding, Place, Severity, Step
+from precisionlint.findings import Finding, Place, Step
 
 
 class Timeline:
@@ -44,5 +44,4 @@ def as_finding(hit: Hit, fallback: Place) -> Finding:
     rule = catalogue.load()[hit.rule]
     steps = tuple(Step(seen.at, seen.text) for seen in hit.trace if isinstance(seen.at, Place))
     place = hit.at if isinstance(hit.at, Place) else steps[-1].place if steps else fallback
-    severity: Severity = hit.severity or rule.severity  # type: ignore[assignment]
-    return Finding(hit.rule, rule.family, severity, "certain", hit.message, place, "", steps)
+    return Finding(hit.rule, rule.family, hit.severity or rule.severity, "certain", hit.message, place, "", steps)

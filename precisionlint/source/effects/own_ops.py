@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from precisionlint.events import CustomOp
 from precisionlint.source import program as p
@@ -67,7 +67,9 @@ def launch(it: Interpreter, state: State, instr: p.Call, kernel: Func, args: Arg
     return one(state, result(it, state, instr, kernel, args))
 
 
-def own_op(it: Interpreter, state: State, instr: p.Call, func: Func, kind: str, autocast: bool) -> None:
+def own_op(
+    it: Interpreter, state: State, instr: p.Call, func: Func, kind: Literal["op", "launch"], autocast: bool
+) -> None:
     region = known_region(region_of(state))
     if region is not None and region.device == "cpu":
         region = None
@@ -77,7 +79,7 @@ def own_op(it: Interpreter, state: State, instr: p.Call, func: Func, kind: str, 
     defined = it.where_in(state, func.module, func.function.node, instr.at)
     it.emit(
         state, CustomOp(it.where(state, instr.at), when(state), func.function.name, kind, autocast, region, defined)
-    )  # type: ignore[arg-type]
+    )
 
 
 def function_apply(it: Interpreter, state: State, instr: p.Call, cls: Class, args: Args) -> Outcome:
