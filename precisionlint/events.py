@@ -23,7 +23,10 @@ Id = Hashable
 """An object: an allocation site for ``source/``, a storage or ``id()`` for ``trace/``."""
 
 WeightPath = tuple[Hashable, ...]
-"""One part of a model: its root, then attribute names. A path covers every path that it is a prefix of."""
+"""One part of a model: its root, then attribute names. A path covers every path that it is a prefix of.
+
+A root may say of itself that it is ``loose`` (an attribute): made from another model by something unread, it may share its weights.
+"""
 
 Weights = frozenset[WeightPath]
 """Which weights (or their gradients) something is about; ``None`` in an event means that nobody knows."""
@@ -298,10 +301,12 @@ class Renewed(Event):
 
 
 def overlap(left: Weights | None, right: Weights | None) -> bool | None:
-    """Whether two sets of weights share any: True, False, or None where one of them is unknown."""
+    """Whether two sets of weights share any: True, False, or None where nobody can say."""
     if left is None or right is None:
         return None
-    return any(a[: len(b)] == b or b[: len(a)] == a for a in left for b in right)
+    if any(a[: len(b)] == b or b[: len(a)] == a for a in left for b in right):
+        return True
+    return None if any(getattr(path[0], "loose", False) for path in left | right) else False
 
 
 def covers(outer: Weights | None, inner: Weights | None) -> bool:

@@ -166,7 +166,9 @@ class Interpreter:
         Where weights of one of them have been spoken of before, nobody can say which weights it has.
         """
         spoken_of = any(value in self.weight_roots for value in values)
-        return self.intern(("site", "several" if spoken_of else "joined", key, flow), text, flow, frozenset(), ())
+        joined = self.intern(("site", "several" if spoken_of else "joined", key, flow), text, flow, frozenset(), ())
+        joined.loose = True
+        return joined
 
     # -- events
 

@@ -47,9 +47,10 @@ def join(left: Flow, right: Flow) -> Flow:
 
 
 class Sym:
-    """An unknown value. ``sources`` are the symbols (itself among them) whose renewal ends what is known of it."""
+    """An unknown value. ``sources`` are the symbols (itself among them) whose renewal ends what is known of it. ``loose``: made from
+    a model by something unread, so that it may share that model's weights."""
 
-    __slots__ = ("default", "flow", "key", "of", "sources", "text")
+    __slots__ = ("default", "flow", "key", "loose", "of", "sources", "text")
 
     def __init__(self, key: tuple[Any, ...], text: str, flow: Flow, sources: frozenset[Sym], of: tuple[Value, ...]):
         self.key = key
@@ -58,6 +59,7 @@ class Sym:
         self.sources = sources | {self} if key[0] == "site" else sources
         self.of = of
         self.default: Value | None = None
+        self.loose = False
 
     def __repr__(self) -> str:
         return f"<{self.text}>"

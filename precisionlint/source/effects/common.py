@@ -10,7 +10,7 @@ from precisionlint.events import Region, Weights
 from precisionlint.source import program as p
 from precisionlint.source.evaluate import combine, dtype_of, is_container, name_of, weights_of
 from precisionlint.source.state import State
-from precisionlint.source.values import UNSURE, Cond, Const, External, Obj, Sym, Value, const, text_of
+from precisionlint.source.values import UNSURE, Cond, Const, External, Method, Obj, Sym, Value, const, text_of
 
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
@@ -161,7 +161,15 @@ def result(it: Interpreter, state: State, instr: p.Call, callee: Value, args: Ar
     if region is not None and flow.region != region:
         flow = replace(flow, region=region)
     of = tuple(value for value in values if isinstance(value, Obj))[:3]
-    return it.site(state, instr.at, f"{name_of(instr.func) or text_of(callee)}(…)", flow, of)
+    made = it.site(state, instr.at, f"{name_of(instr.func) or text_of(callee)}(…)", flow, of)
+    receiver = callee.receiver if isinstance(callee, Method) else None
+    models = [value for value in (*values, receiver) if value is not None and is_model(it, state, value)]
+    if models:
+        made.loose = True  # part of the model, a wrapper around it, or nothing of the kind
+        for model in models[1:] if len(models) > 1 else ():
+            if isinstance(model, Sym):
+                model.loose = True  # one model handed to another
+    return made
 
 
 def short(dtype: str) -> str:
