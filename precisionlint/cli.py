@@ -297,14 +297,19 @@ def _audit(options: argparse.Namespace) -> Outcome:
         raise UsageError("audit needs torch: pip install 'precisionlint[audit]'")
 
     from precisionlint import audit_command
+    from precisionlint.policy import PolicyError
+    from precisionlint.trace.patches import UnsupportedTorchError
 
-    audited = audit_command.run(
-        command,
-        module=options.module is not None,
-        step=options.step,
-        keep_running=options.keep_running,
-        values=options.values,
-    )
+    try:
+        audited = audit_command.run(
+            command,
+            module=options.module is not None,
+            step=options.step,
+            keep_running=options.keep_running,
+            values=options.values,
+        )
+    except (PolicyError, UnsupportedTorchError) as error:
+        raise UsageError(str(error)) from error
     color = options.out is None and _colored(options.color, sys.stdout)
     lines = audit_command.lines(audited, format=options.format, color=color, all=options.all)
     if options.out is None:

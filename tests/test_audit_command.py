@@ -218,6 +218,13 @@ def test_wrong_usage_is_told_in_a_line(arguments: list[str], what: str, capfd: p
     assert code == 2 and what in capfd.readouterr().err
 
 
+def test_a_wrong_policy_table_is_told_before_the_script_runs(audit: Audit, tmp_path: Path):
+    (tmp_path / "pyproject.toml").write_text("[tool.precisionlint.policy]\nsoftmax = 3\n")
+    ran = audit("print('ran')\n")
+    assert ran.code == 2 and "pyproject.toml:2: policy: 'softmax' is no table" in ran.err
+    assert "ran\n" not in ran.err
+
+
 def test_a_script_leaves_nothing_behind(audit: Audit):
     before = sys.argv, sys.path[:], sys.modules["__main__"], torch.nn.Module.__call__, torch.optim.Optimizer.__init__
     assert audit(TRAINER, "--fp16").code == 1

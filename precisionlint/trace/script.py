@@ -27,12 +27,14 @@ from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from precisionlint import policy
 from precisionlint.audit_report import AuditReport
 from precisionlint.events import Region
 from precisionlint.trace.births import Births
 from precisionlint.trace.order import subclasses
 from precisionlint.trace.patches import Patches
 from precisionlint.trace.places import here, users_frame
+from precisionlint.trace.recorder import probe
 from precisionlint.trace.window import Audit
 
 
@@ -57,6 +59,7 @@ class Watch:
 
     def __init__(self, name: str, step: int, keep_running: bool, values: bool) -> None:
         self.values = values
+        self.policy = policy.of_project(Path.cwd())  # before the script, which may go elsewhere
         self.name = name
         self.step = step
         self.keep_running = keep_running
@@ -197,7 +200,14 @@ class Watch:
 
     def _open(self) -> None:
         frame = users_frame(sys._getframe(1))
-        self.audit = Audit(None, self._alive.values(), list(self._scalers.values()), name=self.name, values=self.values)
+        self.audit = Audit(
+            None,
+            self._alive.values(),
+            list(self._scalers.values()),
+            name=self.name,
+            values=self.values,
+            table=self.policy,
+        )
         self.audit.registry.births.learn(self.births)
         self.audit.open(frame, [(region, before < self.total) for region, before in self.regions])
 
@@ -229,6 +239,7 @@ def run(
     What the script prints goes to standard error. Its exceptions are told there too and do not pass through;
     KeyboardInterrupt does.
     """
+    probe()
     watch = Watch(f"{arguments[0]}, step {step}", step, keep_running, values)
     ended, failed = "", False
     with _as_main(arguments, module), _output_to_stderr(), watch.installed():

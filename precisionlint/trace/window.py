@@ -55,9 +55,10 @@ class Audit:
         *,
         name: str | None = None,
         values: bool = False,
+        table: policy.Policy | None = None,
     ) -> None:
         recorder.probe()
-        self._policy = policy.of_project(Path.cwd())
+        self._policy = table or policy.of_project(Path.cwd())
         self.name = name or ""
         self.complete = False
         """Set by whoever knows that the window holds a whole iteration."""
