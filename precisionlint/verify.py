@@ -75,7 +75,6 @@ def verify(
             "options": dict(options or {}),
             "kernels": None if kernels is None else list(kernels),
             "faults": False,
-            "device": "cpu",
             "targets": list(targets),
         }
         for message in _answers(request):

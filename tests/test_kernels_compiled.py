@@ -160,6 +160,15 @@ def test_a_kernel_that_does_not_compile_is_told_not_raised() -> None:
     assert built.products == ()
 
 
+def test_what_a_launcher_makes_of_unwritten_outputs_does_not_count() -> None:
+    def launch() -> None:
+        x = torch.zeros(128)
+        tuned[(1,)](x)
+        raise ValueError("the kernel wrote nothing")
+
+    assert len(launches(launch, ())) == 2
+
+
 def test_launching_is_restored_after_a_launcher_that_raises() -> None:
     before = triton.JITFunction.run
 

@@ -50,11 +50,16 @@ class Launch:
 def launches(launch: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[Launch, ...]:
     """What a launcher launches for these inputs, each configuration of an autotuned kernel among it; nothing runs.
 
-    What the launcher raises passes through: it sees outputs that no kernel wrote.
+    What the launcher raises before it launches anything passes through. What it raises afterwards does not count: it
+    sees outputs that no kernel wrote.
     """
     caught: list[Launch] = []
     with _catching(caught):
-        launch(*inputs)
+        try:
+            launch(*inputs)
+        except Exception:
+            if not caught:
+                raise
     return tuple(caught)
 
 

@@ -24,12 +24,10 @@ from precisionlint.kernels.interpreter import OutOfBoundsError, RefusedError
 from precisionlint.kernels.outcome import Tried, Violation
 
 
-def try_case(
-    launch: Callable[..., Any], contract: Contract, case: Case, options: Options, device: str = "cpu"
-) -> Tried:
+def try_case(launch: Callable[..., Any], contract: Contract, case: Case, options: Options) -> Tried:
     """What came of one input; raises RefusedError where the interpreter cannot stand for a GPU with this kernel."""
     start = time.perf_counter()
-    inputs = tuple(_placed(each, device) for each in case.make())
+    inputs = case.make()
     before = [_bits(each) for each in inputs]
     try:
         with _unwritten_is_nan():
@@ -38,8 +36,7 @@ def try_case(
         violations = [_failure(error, inputs)]
     else:
         outputs = returned if isinstance(returned, tuple | list) else (returned,)
-        on_cpu = [each.cpu() if isinstance(each, Tensor) else each for each in outputs]
-        violations = contract.judge([each.cpu() for each in inputs], on_cpu, options)
+        violations = contract.judge(inputs, outputs, options)
         violations += [
             Violation("inputs stay as they were", f"input {position} was written to", "no change")
             for position, (old, tensor) in enumerate(zip(before, inputs, strict=True))
@@ -58,15 +55,6 @@ def place_of(launch: Callable[..., Any]) -> tuple[str, int]:
         return shown(inspect.getsourcefile(function) or ""), inspect.getsourcelines(function)[1]
     except (TypeError, OSError):
         return "", 0
-
-
-def _placed(tensor: Tensor, device: str) -> Tensor:
-    """The tensor on a device with the same strides, inside a copy of its whole storage."""
-    if device == "cpu":
-        return tensor
-    storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).to(device).untyped_storage()
-    empty = torch.empty(0, dtype=tensor.dtype, device=device)
-    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def _one(subject: Any, request: dict[str, Any], answers: TextIO) -> None:
     for case in contract.cases(options):
         _say(answers, {"kernel": subject.name, "case": case.name})
         try:
-            tried.append(try_case(subject.launch, contract, case, options, request["device"]))
+            tried.append(try_case(subject.launch, contract, case, options))
         except RefusedError as error:
             refused = str(error)
             break
@@ -105,7 +105,7 @@ def _compile(subject: Any, request: dict[str, Any], answers: TextIO) -> None:
         caught = launches(subject.launch, case.make())
     except Exception as error:
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        _say(answers, {"error": f"{subject.name}: raised before or after its launch, whose kernel did not run: {text}"})
+        _say(answers, {"error": f"{subject.name}: raised before it launched a kernel: {text}"})
         return
     if not caught:
         _say(answers, {"error": f"{subject.name}: launches no Triton kernel"})
