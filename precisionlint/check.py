@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -88,7 +89,8 @@ class Totals:
         self.gave_up: list[GaveUp] = []
 
     def coverage(self, count: int) -> Coverage:
+        recipes = tuple(name for name, _ in Counter(self.recipes).most_common())
         return Coverage(
-            count, self.read, self.programs, self.loops, self.optimizers, self.scalers, tuple(dict.fromkeys(self.recipes)),
+            count, self.read, self.programs, self.loops, self.optimizers, self.scalers, recipes,
             tuple(sorted(self.gave_up, key=lambda g: (g.path, g.line, g.what))),
         )  # fmt: skip

@@ -55,6 +55,7 @@ class Region:
     cache: bool = True
     default_dtype: bool = False
     at: Any = field(default=None, compare=False)
+    when: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

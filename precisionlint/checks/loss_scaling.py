@@ -564,7 +564,11 @@ def scaler_with_bf16(ledger: Ledger, event: LossScaled) -> Iterator[Any]:
             "its inf checks synchronise each step and can skip steps in silence",
             tuple(
                 s
-                for s in (made, Seen(event.region.at, "bf16 autocast"), seen(event, f"scaled by '{event.scaler.name}'"))
+                for s in (
+                    made,
+                    Seen(event.region.at, "bf16 autocast", event.region.when),
+                    seen(event, f"scaled by '{event.scaler.name}'"),
+                )
                 if s
             ),
         )
@@ -583,7 +587,7 @@ def fp16_without_scaler(ledger: Ledger, event: Backward | ScalerMade | LossScale
         "fp16-without-scaler",
         event.at,
         f"backward of a loss computed under fp16 autocast ({how}) with no GradScaler: gradients below 6e-8 become 0",
-        (Seen(region.at, "fp16 autocast"), seen(event, "backward, the loss not scaled")),
+        (Seen(region.at, "fp16 autocast", region.when), seen(event, "backward, the loss not scaled")),
         confidence="certain" if region.device == "cuda" else "likely",
         unless=("a scaler",),
     )

@@ -9,6 +9,8 @@ from functools import cache
 from precisionlint.findings import SEVERITIES, Coverage, FileError, Finding, Report
 from precisionlint.report.excerpt import excerpt, lines, shown
 
+RECIPES = 3
+"""How many recipes the summary of a run shows, the most frequent first."""
 COLORS = {"error": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "faint": "2", "gutter": "34"}
 
 
@@ -20,8 +22,11 @@ def render(report: Report, *, color: bool = False, verbose: bool = False) -> Ite
         yield from finding_lines(finding, source(path), color)
         yield ""
     yield _verdict(report, color)
-    for recipe in report.coverage.recipes:
+    recipes = report.coverage.recipes
+    for recipe in recipes[:RECIPES]:
         yield f"recipe: {shown(recipe)}"
+    if len(recipes) > RECIPES:
+        yield f"and {len(recipes) - RECIPES} more recipes"
     yield _reach(report.coverage, verbose)
     if verbose:
         for place in report.coverage.gave_up:

@@ -54,6 +54,28 @@ class Paths:
 
 
 @dataclass
+class Recipe:
+    """How the programs of a file train, as far as it was seen."""
+
+    regions: set[str] = field(default_factory=set)
+    scaler: bool = False
+    optimizers: set[str] = field(default_factory=set)
+    weights: set[str] = field(default_factory=set)
+    clips: set[str] = field(default_factory=set)
+
+    def text(self) -> str:
+        """In one line: ``fp16 autocast + GradScaler, AdamW on fp32 weights, clip 1.0``; empty where nothing trains."""
+        if not self.optimizers:
+            return ""
+        forward = [f"{'/'.join(sorted(self.regions))} autocast"] if self.regions else []
+        forward += ["GradScaler"] if self.scaler else []
+        weights = "/".join(sorted(self.weights)) or "fp32"
+        parts = [" + ".join(forward) or "no autocast", f"{'/'.join(sorted(self.optimizers))} on {weights} weights"]
+        parts += [f"clip {'/'.join(sorted(self.clips))}"] if self.clips else []
+        return ", ".join(parts)
+
+
+@dataclass
 class Coverage:
     """What reading came across."""
 
@@ -61,7 +83,7 @@ class Coverage:
     loops: set[Any] = field(default_factory=set)
     optimizers: set[Any] = field(default_factory=set)
     scalers: set[Any] = field(default_factory=set)
-    recipe: set[str] = field(default_factory=set)
+    recipe: Recipe = field(default_factory=lambda: Recipe())
     gave_up: dict[tuple[Any, Any], str] = field(default_factory=dict)
 
 

@@ -7,6 +7,7 @@ other file shows it by itself.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,12 @@ from precisionlint.source.values import Const, Value, const
 if TYPE_CHECKING:
     from precisionlint.check import Totals
 
+CONFIGURATION = re.compile(r"(?:not )?[\w.\[\]'\"]+(?: (?:==|!=|is|is not|in|not in|<|<=|>|>=) [\w.'\"\[\]-]+)?$")
+"""A branch that a reader would call a configuration: a name, or a name held against a name or constant."""
+PASSING = re.compile(
+    r"__name__|\b(?:global_|cur_|train_)?(?:steps?|epochs?|i|j|k|n|p|idx|index|it|iters?|iteration|i_iter|batch_idx|batch|grad|ndim|rank|name|param)\b"
+)
+"""What changes while a program runs is none."""
 CONSTANTS = {"true": True, "false": False, "none": None}
 
 
@@ -142,8 +149,8 @@ class Run:
         total.loops += len(coverage.loops)
         total.optimizers += len(coverage.optimizers)
         total.scalers += len(coverage.scalers)
-        if coverage.recipe:
-            total.recipes.append(" + ".join(sorted(coverage.recipe)))
+        if recipe := coverage.recipe.text():
+            total.recipes.append(recipe)
         for (where, node), what in coverage.gave_up.items():
             place = places.of(where, getattr(node, "node", node))
             total.gave_up.append(GaveUp(place.path, place.line, what))
@@ -151,7 +158,8 @@ class Run:
 
 def conditions(hit: Hit) -> list[str]:
     """The branches that the way to a finding takes, in words; those that it takes both ways say nothing."""
-    labels = dict.fromkeys(label for seen in hit.trace for label in seen.when if "__name__" not in label)
+    labels = dict.fromkeys(label for seen in hit.trace for label in seen.when if CONFIGURATION.match(label))
+    labels = {label: None for label in labels if not PASSING.search(label)}
     taken = set(labels)
     return [label for label in labels if opposite(label) not in taken]
 

@@ -28,7 +28,7 @@ def make_optimizer(it: Interpreter, state: State, instr: p.Call, cls: str, args:
     settings = tuple((k, v.value) for k, v in args if k not in (None, "*", "**") and isinstance(v, Const))
     state.allocate(obj, {"params": params})
     it.coverage.optimizers.add(instr.at)
-    it.coverage.recipe.add(cls.rpartition(".")[2])
+    it.coverage.recipe.optimizers.add(cls.rpartition(".")[2])
     masters = False if cls in it.apis.optimizers else None
     it.emit(
         state,

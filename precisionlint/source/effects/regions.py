@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from precisionlint.source.records import Args
 
 
+DTYPE_NAME = re.compile(r"dtype|precision|amp", re.I)
 AUTOCAST_NAME = re.compile(r"autocast|(?:^|_)amp(?:_|$)|precision", re.I)
 
 
@@ -85,7 +86,16 @@ def region_from(it: Interpreter, state: State, obj: Value, at: Any) -> Region | 
     if dtype_value == NONE:
         return Region(device, "bfloat16" if device == "cpu" else "float16", cache, True, where)
     dtype = dtype_in(state, dtype_value)
-    return Region(device, dtype or "", cache, False, where)
+    return Region(device, dtype or "", cache, False, where, chosen(state))
+
+
+def chosen(state: State) -> tuple[str, ...]:
+    """What this path has decided about a dtype, in words: the configuration that a region belongs to."""
+    return tuple(
+        f"{sym.text} == {fact.eq!r}"
+        for sym, fact in state.facts.items()
+        if isinstance(fact.eq, Const) and isinstance(fact.eq.value, str) and DTYPE_NAME.search(sym.text)
+    )[:1]
 
 
 Leave = Callable[[State], None]
@@ -128,7 +138,7 @@ def enter_autocast(it: Interpreter, state: State, obj: Value, at: Any) -> Iterat
         branch.regions = (*saved, region)
         known = known_region(region)
         if known is not None:
-            it.coverage.recipe.add(f"{short(known.dtype) or 'half'} autocast")
+            it.coverage.recipe.regions.add(short(known.dtype) or "half")
         it.emit(branch, Autocast(it.where(branch, at), when(branch), known, on, True))
 
         def leave(one: State, known: Region | None = known, on: bool = on) -> None:

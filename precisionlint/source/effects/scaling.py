@@ -87,7 +87,7 @@ def make_scaler(it: Interpreter, state: State, instr: p.Call, cls: str, args: Ar
     state.allocate(obj, {"enabled": enabled})
     it.coverage.scalers.add(instr.at)
     known = truth(state, enabled)
-    it.coverage.recipe.add("GradScaler")
+    it.coverage.recipe.scaler = True
     it.emit(
         state,
         ScalerMade(
@@ -112,9 +112,15 @@ def save(it: Interpreter, state: State, instr: p.Call, callee: External, args: A
             if isinstance(reached, Sym) and reached.key[0] == "state_dict":
                 owner = reached.key[1]
                 if is_scaler(it, state, owner):
-                    scalers.append(named(owner, text_of(owner)))
+                    scalers.append(named(owner, reached.text.removesuffix(".state_dict()")))
                 elif is_optimizer(it, state, owner):
-                    optimizers.append(named(owner, reached.text.removesuffix(".state_dict()")))
+                    optimizers.append(
+                        named(
+                            owner,
+                            it.names.get(getattr(owner, "site", None), "")
+                            or reached.text.removesuffix(".state_dict()"),
+                        )
+                    )
                 else:
                     modules = True
             elif isinstance(reached, Sym) and reached is not value and reached.key[0] == "site":

@@ -96,7 +96,7 @@ def emit_clip(it: Interpreter, state: State, instr: p.Call, grads: Value | None,
     measures = limit == NONE or is_infinite(limit)
     factor = "scale" if limit is not None and flow_of(limit).scaled is not None else "other"
     if not measures and isinstance(limit, Const) and isinstance(limit.value, (int, float)):
-        it.coverage.recipe.add(f"clip {limit.value}")
+        it.coverage.recipe.clips.add(f"{limit.value:g}")
     it.emit(
         state,
         Grads(it.where(state, instr.at), when(state), weights, "read" if measures else "clip", api, factor),

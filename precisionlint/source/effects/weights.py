@@ -17,6 +17,7 @@ from precisionlint.source.effects.common import (
     one,
     receiver_text,
     region_of,
+    short,
     when,
 )
 from precisionlint.source.effects.unread import call_unknown
@@ -168,6 +169,8 @@ def looked_up(value: Value) -> bool:
 def take(it: Interpreter, state: State, instr: p.Call, receiver: Value, dtype: str, how: str) -> None:
     where = it.where(state, instr.at)
     if is_model(it, state, receiver):
+        if dtype in ("float16", "bfloat16"):
+            it.coverage.recipe.weights.add(short(dtype))
         it.emit(state, WeightsTake(where, when(state), frozenset({weight_path(it, receiver)}), dtype, how))
     else:
         it.emit(state, Cast(where, when(state), receiver, dtype))
