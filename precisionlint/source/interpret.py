@@ -257,7 +257,7 @@ class Interpreter:
         frame = state.frame
         if isinstance(slot, str):
             frame = info.outer.get(slot, frame)
-            if isinstance(value, Sym) and value.key[0] == "site" and value.text.endswith((")", "…")):
+            if isinstance(value, Sym) and value.key[0] in ("site", "pure") and value.text.endswith((")", "…")):
                 value.text = slot
                 if HAND_SCALE.search(slot) and value.flow is PLAIN:
                     value = self.intern((*value.key, "scale"), slot, PLAIN, value.sources, value.of)
