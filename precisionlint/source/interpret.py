@@ -123,8 +123,10 @@ class Interpreter:
 
     def derived(self, key: tuple[Any, ...], text: str, parts: tuple[Value, ...], flow: Flow | None = None) -> Value:
         """A value that is a function of others: the same parts give the same symbol."""
-        if key[0] == "attr" and self.assume and key[2] in self.assume:
-            return self.assume[key[2]]
+        if key[0] == "attr" and self.assume:
+            for name, value in self.assume.items():
+                if name == key[2] or ("." in name and f".{text}".endswith(f".{name}")):
+                    return value
         sources: frozenset[Sym] = frozenset()
         for part in parts:
             if isinstance(part, Sym):
