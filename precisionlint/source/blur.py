@@ -51,15 +51,25 @@ def blur(states: list[State], unknown: Unknown, collector: Collector, kept: Set[
             blur_scopes(group, unknown, kept)
             blur_heap(group, unknown, kept)
             group = merge(group, len(group))
-        if len(group) > 1:
-            for state in group:
+        alike_in_scope = same_scopes(group) if len(group) > 1 else []
+        if alike_in_scope:
+            for state in alike_in_scope:
                 collector.collect(state)
             group = merge(group, len(group))
-        if len(group) > 1:
+        if alike_in_scope and len(group) > 1:
             drop_facts(group, kept)
             group = merge(group, len(group))
         result.extend(group)
     return result
+
+
+def same_scopes(group: list[State]) -> list[State]:
+    """The states that another one of the group equals in all its variables: only these can become one with another."""
+    return [
+        state
+        for index, state in enumerate(group)
+        if any(other.frames == state.frames for position, other in enumerate(group) if position != index)
+    ]
 
 
 def blur_scopes(group: list[State], unknown: Unknown, kept: Set[str]) -> None:
