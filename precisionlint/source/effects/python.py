@@ -10,12 +10,13 @@ from precisionlint.events import Weights
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import Outcome, argument, one, open_ended, result
 from precisionlint.source.effects.unread import call_unknown
-from precisionlint.source.evaluate import as_cond, element_of, elements, is_container, truth
+from precisionlint.source.evaluate import as_cond, class_attribute, element_of, elements, is_container, truth
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     FALSE,
     NONE,
     PLAIN,
+    TRUE,
     Class,
     Const,
     External,
@@ -89,6 +90,13 @@ BUILTINS = frozenset(
 )
 
 
+STATEFUL = {
+    "state_dict": ("optimizer", "scaler", "module"),
+    "load_state_dict": ("optimizer", "scaler", "module"),
+    "parameters": ("module",),
+    "param_groups": ("optimizer",),
+}
+"""Attribute -> the kinds of object that have it."""
 PURE = frozenset(
     [
         "builtins.isinstance",
@@ -190,6 +198,35 @@ def getattr_(it: Interpreter, state: State, instr: p.Call, callee: External, arg
                 value.default = External(it.apis.canonical(f"{values[0].name}.{default}"))
         return one(state, value)
     return one(state, result(it, state, instr, callee, ()))
+
+
+def hasattr_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """``hasattr(x, name)``: known for constants, and for objects whose class is."""
+    values = [value for _, value in args]
+    if len(values) == 2 and isinstance(values[1], Const):
+        obj, name = values[0], values[1].value
+        if isinstance(obj, Const):
+            return one(state, const(hasattr(obj.value, str(name))))
+        if isinstance(obj, Obj):
+            if name in state.heap.get(obj, {}) or it.kind(state, obj) in STATEFUL.get(str(name), ()):
+                return one(state, TRUE)
+            if isinstance(obj.cls, Class) and class_attribute(it, state, obj.cls, str(name)) is not None:
+                return one(state, TRUE)
+    text = f"hasattr({', '.join(text_of(value) for value in values)})"
+    return one(state, it.derived(("pure", callee.name, *values), text, tuple(values)))
+
+
+def isinstance_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """``isinstance(x, cls)``: known where both are constants or modules."""
+    values = [value for _, value in args]
+    if len(values) == 2:
+        obj, cls = values
+        if isinstance(obj, Const) and isinstance(cls, External) and not cls.name.startswith("builtins."):
+            return one(state, FALSE)
+        if cls == External("torch.nn.Module") and isinstance(obj, Obj) and it.kind(state, obj):
+            return one(state, const(it.kind(state, obj) == "module"))
+    text = f"isinstance({', '.join(text_of(value) for value in values)})"
+    return one(state, it.derived(("pure", callee.name, *values), text, tuple(values)))
 
 
 def setattr_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
