@@ -226,6 +226,8 @@ def _check(options: argparse.Namespace) -> Outcome:
     select = catalogue.select(options.select, options.extend_select, options.ignore)
     if not select:
         raise UsageError("these options leave no rule to look for")
+    if not any("check" in catalogue.find(name).found_by for name in select):
+        raise UsageError("check finds none of these rules; `precisionlint rules` says what does")
     assume = dict(options.assume)
     for name, value in options.assume:
         if assume[name] != value:

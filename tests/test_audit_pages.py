@@ -18,8 +18,11 @@ import precisionlint
 from precisionlint import catalogue
 from precisionlint.audit_command import MEASURED
 from precisionlint.catalogue import Example, Rule
+from precisionlint.trace.verdicts import RULES as VERDICTS
 
 BATCHES = 5
+KNOWN = MEASURED | VERDICTS.keys()
+"""What the audit must find where it is marked, and nowhere else."""
 OTHER_DATA = (
     "if not torch.isfinite(norm):",
     "nn.Embedding",
@@ -74,8 +77,15 @@ def name_of(value: object) -> str | None:
 
 
 def test_enough_examples_run_to_mean_something():
-    assert len(examples()) >= 50
+    assert len(examples()) >= 80
     assert len({rule.name for rule, example in examples() if example.kind == "wrong"} & MEASURED) >= 7
+
+
+@pytest.mark.parametrize("name", sorted(VERDICTS))
+def test_all_examples_of_a_rule_that_only_the_audit_finds_are_run(name: str):
+    rule = catalogue.load()[name]
+    assert [each for of, each in examples() if of == rule] == list(catalogue.examples(rule))
+    assert (rule.family, rule.severity) == VERDICTS[name]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -92,11 +102,10 @@ def test_an_example_is_measured_at_the_lines_that_it_marks(
     sizes = [(int(into), int(out)) for into, out in re.findall(r"nn\.Linear\((\d+), (\d+)", example.code)]
     width, classes = (sizes[0][0], min(out for _, out in sizes)) if sizes else (64, 10)
     loader = [(torch.randn(8, width), torch.randint(0, classes, (8,))) for _ in range(BATCHES)]
-    with precisionlint.audit() as audit:
+    with precisionlint.audit(values=rule.name == "first-overflow") as audit:
         try:
             train(loader)
         except (RuntimeError, ValueError, AssertionError) as error:  # what the fault itself leads to
             assert example.kind == "wrong", error
-    known = MEASURED & catalogue.load().keys()
-    found = {(each.place.line, each.rule) for each in audit.report.findings if each.rule in known}
-    assert found == {(line, name) for line, name in example.marks if name in known}
+    found = {(each.place.line, each.rule) for each in audit.report.findings if each.rule in KNOWN}
+    assert found == {(line, name) for line, name in example.marks if name in KNOWN}

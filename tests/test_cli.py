@@ -226,12 +226,12 @@ def test_a_report_that_cannot_be_written_is_said():
     assert ran.stderr == "precisionlint: cannot write the report: no space left on device\n"
 
 
-def test_rules_lists_each_rule_once_with_its_severity_and_state():
+def test_rules_lists_each_rule_once_with_its_severity_its_state_and_what_finds_it():
     ran = run("rules")
-    listed = re.findall(r"^  (\S+) +(\S+) +(on|off) +(.+)$", ran.stdout, re.MULTILINE)
+    listed = re.findall(r"^  (\S+) +(\S+) +(on|off) +(\S+(?:, \S+)*) +(.+)$", ran.stdout, re.MULTILINE)
     on = catalogue.select()
     assert listed == [
-        (rule.name, rule.severity, "on" if rule.name in on else "off", rule.summary)
+        (rule.name, rule.severity, "on" if rule.name in on else "off", ", ".join(rule.found_by), rule.summary)
         for rule in catalogue.load().values()
     ]
     assert re.findall(r"^(\S+)$", ran.stdout, re.MULTILINE) == list(catalogue.families())

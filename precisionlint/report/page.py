@@ -32,12 +32,15 @@ def styled(markdown: str, width: int) -> str:
 
 
 def listing(rules: Mapping[str, Rule], on: Collection[str]) -> Iterator[str]:
-    """A line a rule, by family: name, severity, whether it is `on`, what it finds."""
+    """A line a rule, by family: name, severity, whether it is `on`, which commands find it, what it finds."""
     width = max(map(len, rules))
+    finders = {rule.name: ", ".join(rule.found_by) for rule in rules.values()}
+    column = max(map(len, finders.values()))
     for family, members in families(rules).items():
         yield family
         for rule in members:
             state = "on " if rule.name in on else "off"
-            yield f"  {rule.name:<{width}}  {rule.severity:<7}  {state}  {rule.summary}"
+            by = f"{finders[rule.name]:<{column}}"
+            yield f"  {rule.name:<{width}}  {rule.severity:<7}  {state}  {by}  {rule.summary}"
         yield ""
     yield f"{len(on)} of {len(rules)} rules are on; `precisionlint explain NAME` shows a rule's page"

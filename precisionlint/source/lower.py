@@ -545,8 +545,20 @@ def lower_module(tree: cst.Module, spans: dict[Any, tuple[int, int]]) -> tuple[p
     """The top level of a file, and every function that stands in it outside another function's body."""
     lowering = Lowering(spans)
     block = lowering.block(tree)
-    mark_kills(block, frozenset(), None)
+    # A name of the top level may be asked for from anywhere, unless only a loop there mentions it.
+    mark_kills(block, frozenset(), captured_names(lowering.functions) | outside_loops(block))
     return block, lowering.functions
+
+
+def outside_loops(block: p.Block) -> frozenset[str]:
+    """The names that a block mentions outside its loops."""
+    names: set[p.Slot] = set()
+    for instr in block.code:
+        names |= own_slots(instr)
+        if not isinstance(instr, (p.For, p.While)):
+            for inner in blocks(instr):
+                names |= outside_loops(inner)
+    return frozenset(name for name in names if isinstance(name, str))
 
 
 def lower_body(function: p.Function, spans: dict[Any, tuple[int, int]]) -> p.Block:
@@ -691,12 +703,11 @@ def own_slots(instr: p.Instr) -> set[p.Slot]:
     return found
 
 
-def mark_kills(block: p.Block, after: frozenset[p.Slot], keep: frozenset[str] | None) -> frozenset[p.Slot]:
+def mark_kills(block: p.Block, after: frozenset[p.Slot], keep: frozenset[str]) -> frozenset[p.Slot]:
     """Notes, for each instruction, which variables nothing mentions any more once it is done.
 
     Two paths that differ only in such a variable are the same path: without this they could not be merged. ``after``: what is
-    mentioned later, outside this block. ``keep``: names that are never noted (None: no name is, only temporaries are). Returns
-    what the block mentions.
+    mentioned later, outside this block. ``keep``: names that are never noted. Returns what the block mentions.
     """
     everything: list[frozenset[p.Slot]] = [mentions(instr) for instr in block.code]
     kills: list[tuple[p.Slot, ...]] = [()] * len(block.code)
@@ -713,9 +724,7 @@ def mark_kills(block: p.Block, after: frozenset[p.Slot], keep: frozenset[str] | 
             inner_after |= mentioned
         for inner in blocks(instr):
             mark_kills(inner, inner_after, keep)
-        kills[index] = tuple(
-            s for s in mentioned if s not in later and (isinstance(s, int) or (keep is not None and s not in keep))
-        )
+        kills[index] = tuple(s for s in mentioned if s not in later and s not in keep)
         later = later | mentioned
     block.kills = kills
     return later
