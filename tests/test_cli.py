@@ -103,6 +103,7 @@ def test_version():
             "no rule or family is called 'xyzzy'; `precisionlint rules` lists them",
         ),
         (["check", "a.py", "--ignore", "all"], "these options leave no rule to look for"),
+        (["check", "a.py", "--select", "lost-updates"], "check finds none of these rules"),
         (["check", "a.py", "--assume", "use_amp"], "'use_amp' is not NAME=VALUE"),
         (["check", "a.py", "--assume", "=True"], "'=True' is not NAME=VALUE"),
         (["check", "a.py", "--assume", "a b=True"], "'a b=True' is not NAME=VALUE"),
@@ -228,7 +229,7 @@ def test_a_report_that_cannot_be_written_is_said():
 
 def test_rules_lists_each_rule_once_with_its_severity_its_state_and_what_finds_it():
     ran = run("rules")
-    listed = re.findall(r"^  (\S+) +(\S+) +(on|off) +(\S+(?:, \S+)*) +(.+)$", ran.stdout, re.MULTILINE)
+    listed = re.findall(r"^  (\S+) +(\S+) +(on|off) +([a-z]+(?:, [a-z]+)*) +(.+)$", ran.stdout, re.MULTILINE)
     on = catalogue.select()
     assert listed == [
         (rule.name, rule.severity, "on" if rule.name in on else "off", ", ".join(rule.found_by), rule.summary)

@@ -60,7 +60,9 @@ def worker() -> Iterator[Worker]:
 
 
 @pytest.mark.parametrize(("rule", "example"), examples(), ids=name_of)
-def test_check_finds_in_an_example_exactly_what_it_marks_and_check_can_read(rule: Rule, example: Example, tmp_path: Path):
+def test_check_finds_in_an_example_exactly_what_it_marks_and_check_can_read(
+    rule: Rule, example: Example, tmp_path: Path
+):
     from precisionlint.check import check
 
     program = tmp_path / "train.py"
