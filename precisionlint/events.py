@@ -173,9 +173,10 @@ class Step(Event):
 
 @dataclass(frozen=True, slots=True)
 class Update(Event):
-    """A scaler's scale is updated (which also makes every optimizer ready for the next step)."""
+    """A scaler's scale is updated (which also makes every optimizer ready for the next step). ``by_hand``: to a scale that is given."""
 
     scaler: Named
+    by_hand: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -555,8 +555,10 @@ def scaler_with_half_weights(ledger: Ledger, event: Grads | Step) -> Iterator[An
 
 @FAMILY.rule("scaler-with-bf16", LossScaled)
 def scaler_with_bf16(ledger: Ledger, event: LossScaled) -> Iterator[Any]:
-    if event.region is not None and event.region.dtype == "bfloat16":
+    if event.region is not None and event.region.dtype == "bfloat16" and event.region.device != "cpu":
         made = next((m.seen for m in ledger.made if m.scaler == event.scaler), None)
+        if made is None and event.region.when:
+            return  # a scaler from outside may depend on the same choice
         yield Hit(
             "scaler-with-bf16",
             made.at if made is not None else event.at,
@@ -653,8 +655,12 @@ def plain_scaler_with_fsdp1(ledger: Ledger, event: Step) -> Iterator[Any]:
             )
 
 
-@FAMILY.rule("scaler-settings", ScalerMade)
-def scaler_settings(ledger: Ledger, event: ScalerMade) -> Iterator[Any]:
+@FAMILY.rule("scaler-settings", ScalerMade, Update)
+def scaler_settings(ledger: Ledger, event: ScalerMade | Update) -> Iterator[Any]:
+    if isinstance(event, Update):
+        if event.by_hand:
+            yield Evidence(("scale set by hand", event.scaler.id))
+        return
     if event.enabled == Known(False):
         return
     settings = dict(event.settings)
@@ -679,7 +685,8 @@ def scaler_settings(ledger: Ledger, event: ScalerMade) -> Iterator[Any]:
     elif interval >= 1_000_000 and "init_scale" not in settings:
         fault = f"growth_interval={interval:g} is longer than a run: after an overflow the scale never comes back"
     if fault:
-        yield Hit("scaler-settings", event.at, fault, (seen(event, "made with these settings"),))
+        by_hand = ("scale set by hand", event.scaler.id)
+        yield Hit("scaler-settings", event.at, fault, (seen(event, "made with these settings"),), unless=(by_hand,))
 
 
 @FAMILY.rule("scheduler-steps-when-skipped", SchedulerStep, Step)

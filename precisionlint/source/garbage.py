@@ -63,7 +63,7 @@ class Collector:
                 todo.extend(self.leaves(heap[value]))
             if isinstance(value, Sym):
                 todo.extend(leaves_of(value.of))
-                todo.extend(part for part in value.key if isinstance(part, (Sym, Obj)))
+                todo.extend(leaves_of(part for part in value.key if isinstance(part, (Sym, Obj, Cond))))
         dead = [
             o
             for o in heap

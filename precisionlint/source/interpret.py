@@ -194,6 +194,10 @@ class Interpreter:
             self.weight_roots.update(path[0] for path in weights)
         state.checks = self.judge.advance(state.checks, event, self.report)
 
+    def scalers_of(self, owner: Sym) -> list[Any]:
+        """The objects of events that are attributes of an unknown one."""
+        return [i for i in self.event_ids if isinstance(i, Sym) and i.key[0] == "attr" and i.key[1] is owner]
+
     def report(self, found: Hit | Evidence) -> None:
         """Keeps a hit or a piece of evidence, once for each way that leads to it."""
         key: Any = found

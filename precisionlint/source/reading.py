@@ -24,6 +24,8 @@ from precisionlint.source.values import Class, Func, Obj, Value
 CUDA = re.compile(r"\.cuda\b|[\"']cuda|torch\.cuda\.")
 ROOT_STATES = 4
 """From how many of the states that a file's top level (or a class's __init__) leaves its other roots start."""
+STAGES = "_per_optimizer_states"
+STAGED = frozenset({"double-unscale", "missing-scaler-update", "clip-before-unscale", "scaled-gradients-read"})
 STEPPING = frozenset({"backward", "step", "optimizer_step", "manual_backward"})
 """A method whose text holds one of these trains; the others prepare."""
 
@@ -226,4 +228,6 @@ def read(project: Project, module: ProjectModule, judge: Judge, assume: dict[str
     ]
     if any(hit.rule == "tf32-off" for hit in hits) and project.sets_matmul_precision(module.path):
         hits = [hit for hit in hits if hit.rule != "tf32-off"]
+    if STAGES in module.text:  # the program asks the scaler how far it is: its branches are right where ours may not be
+        hits = [hit for hit in hits if hit.rule not in STAGED]
     return Reading(tuple(hits), it.coverage)

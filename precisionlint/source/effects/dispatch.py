@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from precisionlint.events import SchedulerStep
+from precisionlint.events import Lost, SchedulerStep
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import (
     FINITE,
@@ -231,6 +231,11 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
         return function_apply(it, state, instr, receiver, args)
     if isinstance(receiver, ModuleRef):
         return call_unknown(it, state, instr, receiver, args)
+    if isinstance(receiver, Sym):
+        for scaler in it.scalers_of(
+            receiver
+        ):  # whoever owns a scaler may step and update it in a method that is not read
+            it.emit(state, Lost(it.where(state, instr.at), (), scaler))
     callee = Method(receiver, name)
     hidden = receiver if isinstance(receiver, Obj) and hides_scaler(it, state, receiver) else None
     outcome = call_unknown(it, state, instr, callee, args, hidden)

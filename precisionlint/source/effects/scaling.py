@@ -192,7 +192,7 @@ def scaler_step(it: Interpreter, state: State, instr: p.Call, me: Named, args: A
 
 
 def scaler_update(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
-    it.emit(state, Update(it.where(state, instr.at), when(state), me))
+    it.emit(state, Update(it.where(state, instr.at), when(state), me, bool(args)))
     return one(state, NONE)
 
 

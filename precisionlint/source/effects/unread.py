@@ -120,7 +120,18 @@ def is_infinite(value: Value | None) -> bool:
     return isinstance(value, External) and value.name in ("math.inf", "torch.inf", "numpy.inf", "np.inf", "numpy.Inf")
 
 
+DIVIDED = re.compile(r"/=?\s*\(?[\w.]*(?:get_scale\(\)|scale\b|scaler?_value)|\*=?\s*\(?[\w.]*inv\w*_?scale", re.I)
+
+
+def divided_by_scale(it: Interpreter, state: State) -> bool:
+    """Whether the function that reads gradients divides by a scale as well: its number is then put right after it was taken."""
+    function = it.frames[state.frame].function
+    return function is not None and bool(DIVIDED.search(it.module_of(state).source_of(function)))
+
+
 def read_grads(it: Interpreter, state: State, instr: p.Call, value: Value, api: str) -> None:
+    if divided_by_scale(it, state):
+        return
     if isinstance(value, Obj):
         value = next((v for v in state.heap.get(value, {}).values() if isinstance(v, Tensors)), value)
     if isinstance(value, Tensors) and value.kind in ("grad", "params", "param"):
