@@ -53,12 +53,14 @@ Report = Callable[[Any], None]
 
 @dataclass(frozen=True, slots=True)
 class Automaton:
-    """The state that the checks of a family read. ``settle``: what is left of it where another program begins."""
+    """The state that the checks of a family read. ``settle``: what is left of it where another program begins;
+    ``stakes``: how much is under way in it, for the choice of the paths to follow where there are too many."""
 
     name: str
     start: Any
     advance: Callable[[Any, Event], Any]
     settle: Callable[[Any], Any] = lambda state: state
+    stakes: Callable[[Any], int] = lambda _: 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,16 @@ class Judge:
         by_name = {check.automaton.name: check.automaton for check in checks}
         self._advance = [by_name[name].advance for name in self.automata]
         self._settle = [by_name[name].settle for name in self.automata]
+        self._stakes = [by_name[name].stakes for name in self.automata]
         self.start = tuple(by_name[name].start for name in self.automata)
         self._listeners: dict[type[Event], list[tuple[int, Check]]] = {}
         for check in checks:
             for event in check.events:
                 self._listeners.setdefault(event, []).append((self.automata.index(check.automaton.name), check))
+
+    def stakes(self, states: tuple[Any, ...]) -> int:
+        """How much is under way on a path."""
+        return sum(stakes(state) for stakes, state in zip(self._stakes, states, strict=True))
 
     def settle(self, states: tuple[Any, ...]) -> tuple[Any, ...]:
         """The states from which another program of the same file begins: objects stand, nothing is under way."""

@@ -299,7 +299,14 @@ def settle(ledger: Ledger) -> Ledger:
     return Ledger(made=ledger.made, owns=ledger.owns, sharded=ledger.sharded, half=ledger.half)
 
 
-FAMILY = Family(Automaton("loss-scaling", Ledger(), advance, settle))
+def stakes(ledger: Ledger) -> int:
+    """Gradients that stand scaled, optimizers between two updates, sums that are mixed."""
+    dropped = sum(progress.dropped for progress in ledger.progress)
+    mixed = sum(clean.mixed for clean in ledger.clean)
+    return len(ledger.pending) + len(ledger.progress) + len(ledger.waiting) + 2 * dropped + 2 * mixed
+
+
+FAMILY = Family(Automaton("loss-scaling", Ledger(), advance, settle, stakes))
 
 
 # -- what the rules share

@@ -50,15 +50,15 @@ def blur(states: list[State], unknown: Unknown, collector: Collector, kept: Set[
         if len(group) > 1:
             blur_scopes(group, unknown, kept)
             blur_heap(group, unknown, kept)
-            group = merge(group, len(group))
+            group = merge(group)
         alike_in_scope = same_scopes(group) if len(group) > 1 else []
         if alike_in_scope:
             for state in alike_in_scope:
                 collector.collect(state)
-            group = merge(group, len(group))
+            group = merge(group)
         if alike_in_scope and len(group) > 1:
             drop_facts(group, kept)
-            group = merge(group, len(group))
+            group = merge(group)
         result.extend(group)
     return result
 

@@ -35,7 +35,7 @@ from precisionlint.source.records import (
     Paths,
     Where,
 )
-from precisionlint.source.state import State, merge
+from precisionlint.source.state import State, merge, thin
 from precisionlint.source.values import (
     NONE,
     PLAIN,
@@ -57,6 +57,14 @@ from precisionlint.source.values import (
     join,
     text_of,
 )
+
+
+def is_choice(body: list[p.Instr]) -> bool:
+    """Whether a body is ``return A if test else B``, as it is lowered."""
+    if len(body) != 2 or not isinstance(body[0], p.If) or not isinstance(body[1], p.Return):
+        return False
+    sides = (body[0].then.code, body[0].other.code)
+    return all(len(side) == 1 and isinstance(side[0], p.Assign) for side in sides)
 
 
 class Interpreter:
@@ -341,18 +349,45 @@ class Interpreter:
     def property_value(self, state: State, func: Func, receiver: Value, name: str) -> Value:
         """A property: what its single return says, else an unknown value that stays the same."""
         body = func.module.body(func.function).code
+        if is_choice(body) and func.function.params:
+            return self.chosen_property(state, func, receiver, name, body)
         if len(body) == 1 and isinstance(body[0], p.Return) and func.function.params:
-            key = ("property", func.function, receiver, state.frame)
-            frame = self.new_frame(key, FrameInfo(func.module, func.frame, func.function))
-            outer = state.frame
-            state.frame = frame
-            state.frames[frame] = {func.function.params[0].name: receiver}
-            state.owned.discard(frame)
-            value = evaluate(self, state, body[0].value)
-            state.frame = outer
-            state.drop_frame(frame)
-            return value
+            return self.inside(state, func, receiver, lambda: evaluate(self, state, body[0].value))  # type: ignore[union-attr]
         return self.derived(("attr", receiver, name), f"{text_of(receiver)}.{name}", (receiver,))
+
+    def inside(self, state: State, func: Func, receiver: Value, run: Callable[[], Value]) -> Value:
+        """What ``run`` gives in the scope of a property's function."""
+        frame = self.new_frame(
+            ("property", func.function, receiver, state.frame), FrameInfo(func.module, func.frame, func.function)
+        )
+        outer = state.frame
+        state.frame = frame
+        state.frames[frame] = {func.function.params[0].name: receiver}
+        state.owned.discard(frame)
+        value = run()
+        state.frame = outer
+        state.drop_frame(frame)
+        return value
+
+    def chosen_property(self, state: State, func: Func, receiver: Value, name: str, body: list[p.Instr]) -> Value:
+        """``return A if test else B``: A or B where the test is decided, else a symbol that knows both."""
+        choice = body[0]
+        assert isinstance(choice, p.If)
+        sides: list[Value] = []
+        for block in (choice.then, choice.other):
+            only = block.code[0]
+            assert isinstance(only, p.Assign)
+            expr = only.value
+            sides.append(self.inside(state, func, receiver, lambda expr=expr: evaluate(self, state, expr)))  # type: ignore[misc]
+        test = self.inside(state, func, receiver, lambda: evaluate(self, state, choice.test))
+        decided = truth(state, test)
+        if decided is not None:
+            return sides[0] if decided else sides[1]
+        value = self.derived(("attr", receiver, name), f"{text_of(receiver)}.{name}", (receiver,))
+        cond = as_cond(test)
+        if isinstance(value, Sym) and cond is not None:
+            value.options = ((cond, sides[0]), (flip(cond), sides[1]))
+        return value
 
     # -- blocks
 
@@ -384,10 +419,11 @@ class Interpreter:
         """The same paths in fewer states; ``before``: how many they were, above which differences that do not matter are forgotten."""
         if len(states) < 2:
             return states
-        result = merge(states, PATHS * 4)
+        result = merge(states)
         if len(result) > before:
-            result = merge(blur(result, self.unknown, self.collector, self.kept), limit)
-        if len(result) == limit:
+            result = merge(blur(result, self.unknown, self.collector, self.kept))
+        if len(result) > limit:
+            result = thin(result, limit, self.judge.stakes)
             self.coverage.gave_up.setdefault(
                 (self.module_of(result[0]), self.frames[result[0].frame].function),
                 f"more than {limit} paths at once: some were not followed",

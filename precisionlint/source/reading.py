@@ -18,7 +18,7 @@ from precisionlint.source import program as p
 from precisionlint.source.interpret import Interpreter
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.records import BudgetError, Coverage, Where
-from precisionlint.source.state import State, merge
+from precisionlint.source.state import State, merge, thin
 from precisionlint.source.values import Class, Func, Obj, Value
 
 CUDA = re.compile(r"\.cuda\b|[\"']cuda|torch\.cuda\.")
@@ -52,7 +52,7 @@ class Reader:
         states = self.attempt(None, lambda: self.it.run_module(self.module, start))
         for state in states:
             self.it.emit(state, Closed(None, (), True))
-        states = merge(states, ROOT_STATES) or [start]
+        states = thin(merge(states), ROOT_STATES) or [start]
         self.functions(states[0], rest=False)
         self.classes(states[0])
         self.functions(states[0], rest=True)
@@ -152,19 +152,20 @@ class Reader:
             one.pins = (obj,)
         training = []
         for method in self.class_methods(bases[0], cls):
-            if method.function in done or self.is_inner(method):
+            trains = bool(STEPPING & method.module.words(method.function))
+            if self.is_inner(method) or (method.function in done and (trains or method.owner == cls)):
                 continue
-            if STEPPING & method.module.words(method.function):
+            if trains:
                 training.append(method)
                 continue
             # What a method that prepares leaves in the object, the methods that train find there.
-            bases = merge([*self.run_method(bases, method, obj), *bases], ROOT_STATES)
+            bases = thin(merge([*self.run_method(bases, method, obj), *bases]), ROOT_STATES)
         for method in sorted(training, key=lambda method: method.function.name.startswith("_")):
             if self.is_inner(method):
                 continue
             after = self.run_method(bases, method, obj)
             if "backward" in method.module.words(method.function):
-                self.run_method(merge(after, ROOT_STATES), method, obj, again=True)
+                self.run_method(thin(merge(after), ROOT_STATES), method, obj, again=True)
         return []
 
     def is_inner(self, method: Func) -> bool:
@@ -192,7 +193,7 @@ class Reader:
             elif "classmethod" in decorators and isinstance(obj, Obj):
                 receiver = obj.cls
             after.extend(self.call(start, Func(method.function, method.module, method.frame, receiver, method.owner)))
-        return merge(after, 2 * ROOT_STATES)
+        return thin(merge(after), 2 * ROOT_STATES)
 
 
 def opened(module: ProjectModule, text: str, complete: bool) -> Opened:

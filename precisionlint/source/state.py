@@ -6,7 +6,7 @@ condition decided, and decided it oppositely, stand for all paths once that deci
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,11 +151,8 @@ class State:
             self.owned.discard(("heap", obj))
 
 
-def merge(states: list[State], limit: int) -> list[State]:
-    """Fewer states for the same paths: equal ones are one, opposite decisions are forgotten.
-
-    Above ``limit`` states, those that agree in their checks and regions share a representative: paths are left out, none is made up.
-    """
+def merge(states: list[State]) -> list[State]:
+    """Fewer states for the same paths: equal ones are one, opposite decisions are forgotten."""
     if len(states) < 2:
         return states
     result: list[State] = []
@@ -171,24 +168,29 @@ def merge(states: list[State], limit: int) -> list[State]:
                     break
         else:
             result.append(state)
-    if len(result) < len(states):
-        return merge(result, limit)
-    return result if len(result) <= limit else thin(result, limit)
+    return merge(result) if len(result) < len(states) else result
 
 
-def thin(states: list[State], limit: int) -> list[State]:
-    """At most ``limit`` states: one for every difference that checks can see first, then the rest in order."""
-    seen: set[Any] = set()
-    first: list[State] = []
-    rest: list[State] = []
+def thin(states: list[State], limit: int, stakes: Callable[[tuple[Any, ...]], int] = lambda _: 0) -> list[State]:
+    """At most ``limit`` of the states: paths are left out, none is made up.
+
+    Those that agree in their checks and regions share a representative first; where even these are too many, those go in which
+    most is under way (``stakes``).
+    """
+    if len(states) <= limit:
+        return states
+    groups: dict[Any, list[State]] = {}
     for state in states:
-        key = (state.checks, state.regions)
-        (rest if key in seen else first).append(state)
-        seen.add(key)
-    room = limit - len(first)
-    if room <= 0:
-        return spread(first, limit)
-    return first + spread(rest, room)
+        groups.setdefault((state.checks, state.regions), []).append(state)
+    # Of each group another one: all the first would share their earliest decisions.
+    picked = {id(group[index % len(group)]) for index, group in enumerate(groups.values())}
+    first = [state for state in states if id(state) in picked]
+    rest = [state for state in states if id(state) not in picked]
+    if len(first) <= limit:
+        return first + spread(rest, limit - len(first))
+    by_stakes = sorted(first, key=lambda state: -stakes(state.checks))
+    half = limit // 2
+    return by_stakes[:half] + spread(by_stakes[half:], limit - half)
 
 
 def spread(states: list[State], count: int) -> list[State]:

@@ -103,7 +103,14 @@ def dtype_in(state: State, value: Value | None) -> str | None:
 
 
 def choices(it: Interpreter, state: State, value: Value | None) -> list[tuple[State, Value | None]]:
-    """A value looked up in a table by an unknown key: one path for each entry that the path still allows."""
+    """A value chosen by a condition, or looked up by an unknown key: one path for each that this path still allows."""
+    if isinstance(value, Sym) and value.options:
+        chosen: list[tuple[State, Value | None]] = []
+        for cond, option in value.options:
+            branch = state.fork()
+            if isinstance(cond, Cond) and it.assume_cond(branch, cond):
+                chosen.append((branch, option))
+        return chosen or [(state, value)]
     if isinstance(value, Sym) and value.key[0] == "index":
         table, key = value.key[1], value.key[2]
         if is_container(table) and isinstance(key, Sym):
