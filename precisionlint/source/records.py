@@ -10,7 +10,7 @@ from precisionlint.source.project import ProjectModule
 from precisionlint.source.state import State
 from precisionlint.source.values import Value
 
-PATHS = 32
+PATHS = 48
 """How many paths are followed side by side; more are thinned out, and that is counted and said."""
 
 
