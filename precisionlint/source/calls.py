@@ -306,7 +306,7 @@ def parameter(it: Interpreter, func: Func, param: p.Param, state: State) -> Valu
 
 def instantiate(it: Interpreter, cls: Class, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
     """An object of a class of the project."""
-    obj = Obj((instr.at, state.frame), cls)
+    obj = Obj(it.here(state, instr.at), cls)
     it.instantiated.add(cls.cls)
     state.allocate(obj, {})
     made = effects.made(it, state, instr, obj, args)

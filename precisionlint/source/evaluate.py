@@ -83,6 +83,11 @@ def evaluate(it: Interpreter, state: State, expr: p.Expr) -> Value:
             return binary(it, expr.op, evaluate(it, state, expr.left), evaluate(it, state, expr.right))
         case p.Unary():
             return unary(it, state, expr.op, evaluate(it, state, expr.value))
+        case p.Compare(op="in" | "not in"):
+            left, right = evaluate(it, state, expr.left), evaluate(it, state, expr.right)
+            if is_container(right):
+                return within(it, state, expr.op, left, right)
+            return compare(it, expr.op, left, right)
         case p.Compare():
             return compare(it, expr.op, evaluate(it, state, expr.left), evaluate(it, state, expr.right))
         case p.Closure():
@@ -118,13 +123,13 @@ def sequence(it: Interpreter, state: State, expr: p.Sequence) -> Value:
             items.append(value)
     if expr.kind == "tuple" or len(items) > 64:
         return Tup(tuple(items))
-    obj = Obj((expr.at, state.frame), External("builtins.list"))
+    obj = Obj(it.here(state, expr.at), External("builtins.list"))
     state.allocate(obj, dict(enumerate(items)))
     return obj
 
 
 def mapping(it: Interpreter, state: State, expr: p.Mapping) -> Value:
-    obj = Obj((expr.at, state.frame), External("builtins.dict"))
+    obj = Obj(it.here(state, expr.at), External("builtins.dict"))
     attributes: dict[Any, Value] = {}
     for key, item in expr.items:
         value = evaluate(it, state, item)
@@ -260,11 +265,11 @@ def index(it: Interpreter, state: State, obj: Value, key: Value) -> Value:
                         return items[at]
                 except TypeError:
                     pass
-            if "*" in items:
+            if "*" in items and not stateful(it, state, items["*"]):
                 return items["*"]
-            if items and not isinstance(key, Const):
+            if items and "*" not in items and not isinstance(key, Const):
                 first = next(iter(items.values()))
-                if all(value == first for value in items.values()):
+                if all(value == first for value in items.values()) and not stateful(it, state, first):
                     return first
         case Sym():
             if isinstance(key, (Sym, Const)):
@@ -307,6 +312,11 @@ def elements(it: Interpreter, state: State, value: Value) -> list[Value] | None:
     return None
 
 
+def stateful(it: Interpreter, state: State, value: Value) -> bool:
+    """Whether a value is an object of which each has a state of its own: one that stands for many stands for none."""
+    return isinstance(value, Obj) and it.kind(state, value) in ("optimizer", "scaler")
+
+
 def stream_elements(it: Interpreter, state: State, stream: Stream) -> list[Value] | None:
     inner = [elements(it, state, part) for part in stream.parts]
     first = inner[0] if inner else None
@@ -339,7 +349,9 @@ def stream_element(it: Interpreter, state: State, stream: Stream, site: Any) -> 
         case "items" | "values":
             owner = stream.parts[0]
             items = state.heap.get(owner, {}) if is_container(owner) else {}
-            value = items["*"] if "*" in items else it.site(state, (site, "value"), "…", flow_of(owner), ())
+            value = items.get("*")
+            if value is None or stateful(it, state, value):
+                value = it.site(state, (site, "value"), f"{text_of(owner)}[…]", flow_of(owner), ())
             if stream.kind == "values":
                 return value
             return Tup((it.site(state, (site, "key"), "…", PLAIN, ()), value))
@@ -362,10 +374,11 @@ def element_of(it: Interpreter, state: State, value: Value, site: Any) -> Value:
         case Obj() if is_container(value):
             items = state.heap.get(value, {})
             values = list(items.values())
-            if value.cls == External("builtins.list") and values and all(v == values[0] for v in values):
-                return values[0]
-            if "*" in items and value.cls == External("builtins.list"):
-                return items["*"]
+            if value.cls == External("builtins.list") and values and not stateful(it, state, values[0]):
+                if "*" in items:
+                    return items["*"]
+                if all(v == values[0] for v in values):
+                    return values[0]
     flow = flow_of(value)
     of = (value,) if isinstance(value, Obj) else ()
     return it.site(state, (site, "element"), f"{text_of(value)}[…]", flow, of)
@@ -510,6 +523,22 @@ def compare(it: Interpreter, op: str, left: Value, right: Value) -> Value:
         return const(left in right.items)
     sym = it.derived(("op", op, left, right), f"{text_of(left)} {op} {text_of(right)}", (left, right))
     return Cond(sym, "truth", None, True) if isinstance(sym, Sym) else sym
+
+
+def within(it: Interpreter, state: State, op: str, left: Value, container: Value) -> Value:
+    """``x in container``: decided where nothing is in it, or every item is a constant; else it may be either, each time."""
+    items = state.heap.get(container, {})
+    known = (
+        list(items)
+        if isinstance(container, Obj) and container.cls == External("builtins.dict")
+        else list(items.values())
+    )
+    if not items:
+        return const(op == "not in")
+    if "*" not in items and isinstance(left, Const):
+        constants = [item.value if isinstance(item, Const) else item for item in known]
+        return const((left.value in constants) == (op == "in"))
+    return it.site(state, (container, op), f"{text_of(left)} {op} …", PLAIN, ())
 
 
 def opened_up(it: Interpreter, value: Value) -> Value:

@@ -92,6 +92,8 @@ class Interpreter:
         self.limited: Any = None
         self.collector = Collector()
         self.loops: list[Any] = []
+        self.unrolled: list[int] = []
+        self.turns: list[bool] = []  # of each loop being run: whether it is followed item by item
         self.kept: set[str] = set(assume)
         self.mros: dict[Class, list[Value]] = {}
         self.decorator_values: dict[p.Function, tuple[Value, ...]] = {}
@@ -111,6 +113,8 @@ class Interpreter:
         self.limit, self.limited = min(BUDGET, FILE_BUDGET - self.total), None
         self.silent = 0
         self.loops.clear()
+        self.unrolled.clear()
+        self.turns.clear()
         self.yields.clear()
 
     # -- symbols
@@ -153,15 +157,15 @@ class Interpreter:
 
     def site(self, state: State, node: Any, text: str, flow: Flow, of: tuple[Value, ...]) -> Sym:
         """The unknown value that comes from a place of the program; it is another one each time the place is passed."""
-        key = ("site", node, state.frame, flow, of)
+        key = ("site", *self.here(state, node), flow, of)
         sym = self.syms.get(key)
         if sym is None:
             sources: frozenset[Sym] = frozenset()
             sym = self.intern(key, text, flow, sources, of)
         else:
             state.renew(sym)
-            if sym in self.event_ids:
-                self.emit(state, Renewed(self.where(state, node), (), sym))
+            for known in [i for i in self.event_ids if isinstance(i, Sym) and (i is sym or sym in i.sources)]:
+                self.emit(state, Renewed(self.where(state, node), (), known))
         return sym
 
     def free(self, name: str) -> Value:
@@ -220,6 +224,14 @@ class Interpreter:
 
     def gave_up(self, state: State, node: Any, what: str) -> None:
         self.coverage.gave_up.setdefault((self.module_of(state), node), what)
+
+    def here(self, state: State, node: Any) -> tuple[Any, ...]:
+        """A place in a run: a node, the scope, and which item of the loops that are followed item by item."""
+        return (node, state.frame, tuple(self.unrolled))
+
+    def one_of_many(self) -> bool:
+        """Whether what is made here is made so many times that nobody knows how many."""
+        return bool(self.turns) and not self.turns[-1]
 
     def innermost_loop(self, state: State) -> Any:
         """The innermost loop around what is being run."""

@@ -32,6 +32,10 @@ SEQUENCES: dict[type, str] = {cst.Tuple: "tuple", cst.List: "list", cst.Set: "se
 UNARY: dict[type, str] = {cst.Not: "not", cst.Minus: "-", cst.Plus: "+", cst.BitInvert: "~"}
 
 
+CHOICES = 32
+"""How deep conditional expressions are followed inside each other."""
+
+
 class Lowering:
     """Lowers one function (or module, or class) body; temporaries are numbered within it."""
 
@@ -42,6 +46,7 @@ class Lowering:
         self.generator = False
         self.functions: list[p.Function] = []
         self.testing = False
+        self.choices = 0
         self.renamed: dict[str, int] = {}  # the variables of the comprehensions around, which are nobody else's
 
     # -- blocks
@@ -417,6 +422,15 @@ class Lowering:
         return p.Opaque((left, *(self.expr(c.comparator) for c in node.comparisons)), node)
 
     def conditional(self, node: cst.IfExp) -> p.Expr:
+        if self.choices >= CHOICES:  # nobody writes this by hand
+            return p.Opaque((), node)
+        self.choices += 1
+        try:
+            return self.choice(node)
+        finally:
+            self.choices -= 1
+
+    def choice(self, node: cst.IfExp) -> p.Expr:
         test = self.test(node.test)
         temp = p.Name(self.temp())
         then = self.into(lambda: self.code.append(p.Assign(temp, self.expr(node.body), node)))
@@ -711,10 +725,10 @@ def mark_kills(block: p.Block, after: frozenset[p.Slot], keep: frozenset[str]) -
     """
     everything: list[frozenset[p.Slot]] = [mentions(instr) for instr in block.code]
     kills: list[tuple[p.Slot, ...]] = [()] * len(block.code)
-    later = after
+    later = set(after)
     for index in range(len(block.code) - 1, -1, -1):
         instr, mentioned = block.code[index], everything[index]
-        inner_after = later
+        inner_after = frozenset(later) if blocks(instr) else frozenset()
         if isinstance(instr, (p.For, p.While, p.Try)):
             # A loop comes round again, a handler follows what it guards; temporaries never outlive their statement.
             inner_after |= {slot for slot in mentioned if isinstance(slot, str)}
@@ -725,9 +739,9 @@ def mark_kills(block: p.Block, after: frozenset[p.Slot], keep: frozenset[str]) -
         for inner in blocks(instr):
             mark_kills(inner, inner_after, keep)
         kills[index] = tuple(s for s in mentioned if s not in later and s not in keep)
-        later = later | mentioned
+        later |= mentioned
     block.kills = kills
-    return later
+    return frozenset(later)
 
 
 def mentions(instr: p.Instr) -> frozenset[p.Slot]:

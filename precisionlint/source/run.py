@@ -161,7 +161,12 @@ def conditions(hit: Hit) -> list[str]:
     labels = dict.fromkeys(label for seen in hit.trace for label in seen.when if CONFIGURATION.match(label))
     labels = {label: None for label in labels if not PASSING.search(label)}
     taken = set(labels)
-    return [label for label in labels if opposite(label) not in taken]
+    equal = {label.partition(" == ")[0] for label in labels if " == " in label}
+    return [
+        label
+        for label in labels
+        if opposite(label) not in taken and not (" != " in label and label.partition(" != ")[0] in equal)
+    ]
 
 
 def opposite(label: str) -> str:

@@ -191,12 +191,16 @@ def do_for(it: Interpreter, instr: p.For, state: State, after: list[State], exit
         broken: list[State] = []
         outer = state.pins
         it.loops.append(instr.at)
-        for item in items:
+        it.turns.append(True)
+        for position, item in enumerate(items):
             for one in states:
                 one.pins = (*outer, *items)
                 assign(it, one, instr.target, item, instr.at)
+            it.unrolled.append(position)
             states, left = run_body(it, instr.body, states, exits)
+            it.unrolled.pop()
             broken.extend(left)
+        it.turns.pop()
         it.loops.pop()
         for one in (*states, *broken):
             one.pins = outer
@@ -232,7 +236,9 @@ def run_loop(
         before = [one.fork() for one in states] if not turn and not once else []
         if not once:
             it.loops.append(instr.at)
+        it.turns.append(False)
         states, left = run_body(it, instr.body, states, exits)
+        it.turns.pop()
         if not once:
             it.loops.pop()
         broken.extend(left)
@@ -245,7 +251,8 @@ def run_loop(
 def run_body(it: Interpreter, block: p.Block, states: list[State], exits: list[Any]) -> tuple[list[State], list[State]]:
     """The paths that go on with the loop, and those that break out of it."""
     paths = it.run_block(block, states)
-    going, broken = list(paths.states), []
+    going = list(paths.states)
+    broken: list[State] = []
     for kind, one, value in paths.exits:
         if kind == "continue":
             going.append(one)
@@ -286,7 +293,9 @@ def do_while(it: Interpreter, instr: p.While, state: State, after: list[State], 
                 continue
             going.append(one)
         it.loops.append(instr.at)
+        it.turns.append(False)
         states, broken = run_body(it, instr.body, going, exits)
+        it.turns.pop()
         it.loops.pop()
         after.extend(broken)
         if not endless:
@@ -455,7 +464,7 @@ def do_yield(it: Interpreter, instr: p.Yield, state: State, after: list[State], 
 
 
 def do_begin(it: Interpreter, instr: p.Begin, state: State, after: list[State], exits: list[Any]) -> None:
-    obj = Obj((instr.at, state.frame), External(f"builtins.{instr.kind}"))
+    obj = Obj(it.here(state, instr.at), External(f"builtins.{instr.kind}"))
     state.allocate(obj, {})
     state.scope(state.frame)[instr.target] = obj
     after.append(state)
@@ -470,7 +479,7 @@ def do_collect(it: Interpreter, instr: p.Collect, state: State, after: list[Stat
         if instr.key is not None:
             name = evaluate(it, state, instr.key)
             key = name.value if isinstance(name, Const) else "*"
-        elif isinstance(value, (Obj, Const, Tup)) and len(items) < 4 and "*" not in items:
+        elif not it.one_of_many() and "*" not in items:
             key = len(items)
         items[key] = value
     after.append(state)

@@ -125,13 +125,13 @@ def call_external(it: Interpreter, state: State, instr: p.Call, callee: External
         return wrap(it, state, instr, name, args)
     kind = it.apis.kind(name)
     if kind == "scaler":
-        return make_scaler(it, state, instr, name, args, Obj((instr.at, state.frame), callee))
+        return make_scaler(it, state, instr, name, args, Obj(it.here(state, instr.at), callee))
     if kind == "autocast":
         return make_autocast(it, state, instr, name, args)
     if kind == "optimizer":
-        return make_optimizer(it, state, instr, name, args, Obj((instr.at, state.frame), callee))
+        return make_optimizer(it, state, instr, name, args, Obj(it.here(state, instr.at), callee))
     if kind in ("module", "owner"):
-        obj = Obj((instr.at, state.frame), callee)
+        obj = Obj(it.here(state, instr.at), callee)
         state.allocate(obj, {})
         if kind == "module":
             for position, value in enumerate(children(it, state, args)):

@@ -135,7 +135,7 @@ def same(it: Interpreter, state: State, instr: p.Call, name: str, inner: Value) 
     known = elements(it, state, inner)
     if known is not None:
         if name == "builtins.list":
-            obj = Obj((instr.at, state.frame), External("builtins.list"))
+            obj = Obj(it.here(state, instr.at), External("builtins.list"))
             state.allocate(obj, dict(enumerate(known)))
             return obj
         return Tup(tuple(known))
@@ -145,7 +145,7 @@ def same(it: Interpreter, state: State, instr: p.Call, name: str, inner: Value) 
 
 
 def empty(it: Interpreter, state: State, instr: p.Call, name: str) -> Value:
-    obj = Obj((instr.at, state.frame), External("builtins.list"))
+    obj = Obj(it.here(state, instr.at), External("builtins.list"))
     state.allocate(obj, {})
     return obj
 
@@ -287,7 +287,7 @@ def field_(it: Interpreter, state: State, instr: p.Call, callee: External, args:
 
 
 def dict_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
-    obj = Obj((instr.at, state.frame), External("builtins.dict"))
+    obj = Obj(it.here(state, instr.at), External("builtins.dict"))
     items: dict[Any, Value] = {}
     for keyword, value in args:
         if keyword is None or keyword == "**":
@@ -349,10 +349,16 @@ def container_method(it: Interpreter, state: State, instr: p.Call, obj: Obj, nam
         return one(state, Stream("same", (obj,)))
     if name == "append" and values:
         writable = state.attributes(obj)
-        if "*" in writable or len(writable) >= 8:
+        if "*" in writable or len(writable) >= 8 or it.one_of_many():
             writable["*"] = values[0]
         else:
             writable[len(writable)] = values[0]
+        return one(state, NONE)
+    if name == "add" and values:
+        state.attributes(obj)["*"] = values[0]
+        return one(state, NONE)
+    if name == "clear":
+        state.attributes(obj).clear()
         return one(state, NONE)
     if name in ("extend", "update") and values:
         writable = state.attributes(obj)
@@ -374,7 +380,7 @@ def container_method(it: Interpreter, state: State, instr: p.Call, obj: Obj, nam
     if name == "get" and values and isinstance(values[0], Sym):
         return one(state, it.derived(("index", obj, values[0]), f"{text_of(obj)}[{values[0].text}]", (values[0],)))
     if name in ("copy",):
-        copied = Obj((instr.at, state.frame), obj.cls)
+        copied = Obj(it.here(state, instr.at), obj.cls)
         state.allocate(copied, dict(items))
         return one(state, copied)
     return one(state, result(it, state, instr, Method(obj, name), args))

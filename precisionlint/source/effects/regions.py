@@ -57,7 +57,7 @@ def make_autocast(it: Interpreter, state: State, instr: p.Call, cls: str, args: 
     cache = argument(args, 2 + shift, "cache_enabled")
     outcome: Outcome = []
     for branch, chosen in choices(it, state, dtype):
-        obj = Obj((instr.at, branch.frame), External(cls))
+        obj = Obj(it.here(branch, instr.at), External(cls))
         branch.heap[obj] = {
             "device": device if device is not None else (const(device_of_class) if device_of_class else NONE),
             "dtype": chosen if chosen is not None else NONE,
@@ -163,7 +163,7 @@ def nullcontext(it: Interpreter, state: State, instr: p.Call, callee: External, 
 
 def scale_loss(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
     """apex: ``with amp.scale_loss(loss, optimizer) as scaled_loss``: it unscales when the block is left."""
-    obj = Obj((instr.at, state.frame), External("scale_loss"))
+    obj = Obj(it.here(state, instr.at), External("scale_loss"))
     state.allocate(obj, {"loss": it.site(state, (instr.at, "scaled"), "scaled_loss", Flow(UNSURE), ())})
     return one(state, obj)
 

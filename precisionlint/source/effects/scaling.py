@@ -139,7 +139,7 @@ def autograd_backward(it: Interpreter, state: State, instr: p.Call, callee: Exte
 
 
 def scaler_method(it: Interpreter, state: State, instr: p.Call, scaler: Value, name: str, args: Args) -> Outcome:
-    it.coverage.scalers.add(scaler.site if isinstance(scaler, Obj) else scaler)
+    it.coverage.scalers.add(scaler.site[0] if isinstance(scaler, Obj) else scaler)
     enabled: Value = state.heap.get(scaler, {}).get("enabled", TRUE) if isinstance(scaler, Obj) else TRUE
     if name == "is_enabled":
         return one(state, enabled)
@@ -151,19 +151,21 @@ def scaler_method(it: Interpreter, state: State, instr: p.Call, scaler: Value, n
     outcome: Outcome = []
     condition = as_cond(enabled)
     for on, branch in it.fork(state, enabled):
-        if on and name == "scale" and condition is not None:
-            outcome.extend(scaler_scale(it, branch, instr, me, args, condition.text))
-            continue
         act = SCALER_ON[name] if on else SCALER_OFF[name]
-        outcome.extend(act(it, branch, instr, me, args))
+        saved = branch.control
+        if on and condition is not None:  # what enables the scaler is a condition of all that it does
+            branch.control = (*saved, condition.text)
+        for after, value in act(it, branch, instr, me, args):
+            after.control = saved
+            outcome.append((after, value))
     return outcome
 
 
-def scaler_scale(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args, condition: str = "") -> Outcome:
+def scaler_scale(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
     loss = argument(args, 0, "outputs") or NONE
     flow = flow_of(loss)
     where = it.where(state, instr.at)
-    labels = (*when(state), condition) if condition else when(state)
+    labels = when(state)
     it.emit(state, LossScaled(where, labels, me, known_region(flow.region)))
     value = it.derived(("scaled", loss, me), text_of(loss), (loss,), Flow(me, flow.region, "", (where, labels)))
     return one(state, value)

@@ -93,6 +93,8 @@ def handed_gradients(it: Interpreter, state: State, instr: p.Call, name: str, ar
 
 def emit_clip(it: Interpreter, state: State, instr: p.Call, grads: Value | None, limit: Value | None, api: str) -> None:
     weights = grads_weights(it, state, grads)
+    if (limit == NONE or is_infinite(limit)) and divided_by_scale(it, state):
+        return
     measures = limit == NONE or is_infinite(limit)
     factor = "scale" if limit is not None and flow_of(limit).scaled is not None else "other"
     if not measures and isinstance(limit, Const) and isinstance(limit.value, (int, float)):
@@ -126,7 +128,10 @@ DIVIDED = re.compile(r"/=?\s*\(?[\w.]*(?:get_scale\(\)|scale\b|scaler?_value)|\*
 def divided_by_scale(it: Interpreter, state: State) -> bool:
     """Whether the function that reads gradients divides by a scale as well: its number is then put right after it was taken."""
     function = it.frames[state.frame].function
-    return function is not None and bool(DIVIDED.search(it.module_of(state).source_of(function)))
+    if function is None:
+        return False
+    source = it.module_of(state).source_of(function)
+    return bool(DIVIDED.search(source)) or ("get_scale()" in source and "/" in source)
 
 
 def read_grads(it: Interpreter, state: State, instr: p.Call, value: Value, api: str) -> None:

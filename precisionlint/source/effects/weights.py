@@ -91,9 +91,11 @@ def load_weights(it: Interpreter, state: State, instr: p.Call, args: Args) -> Ou
     value = next((v for k, v in args if k in it.apis.load_arguments), None)
     outcome: Outcome = []
     for branch, chosen in choices(it, state, value):
-        model = Obj((instr.at, branch.frame), External("torch.nn.loaded.Model"))
+        model = Obj(it.here(branch, instr.at), External("torch.nn.loaded.Model"))
         branch.allocate(model, {})
         dtype = dtype_in(branch, chosen)
+        if dtype in ("float16", "bfloat16"):
+            it.coverage.recipe.weights.add(short(dtype))
         if dtype is not None:
             how = f"from_pretrained(dtype={dtype})"
             it.emit(
