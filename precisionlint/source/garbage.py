@@ -47,12 +47,12 @@ class Collector:
 
     def collect(self, state: State) -> None:
         """Drops objects that nothing refers to, and facts about values that nothing can ask for again."""
-        # From here on a dictionary that changes is another one: what is remembered of these stays true.
-        state.owned = set()
+        owned = state.owned
         live: set[Any] = set()
         todo: list[Any] = list(leaves_of(state.pins))
-        for scope in state.frames.values():
-            todo.extend(self.leaves(scope))
+        for frame, scope in state.frames.items():
+            # What only this path writes may change under the same identity: nothing is remembered of it.
+            todo.extend(leaves_of(scope.values()) if frame in owned else self.leaves(scope))
         heap = state.heap
         while todo:
             value = todo.pop()
@@ -60,10 +60,13 @@ class Collector:
                 continue
             live.add(value)
             if value in heap:
-                todo.extend(self.leaves(heap[value]))
+                attributes = heap[value]
+                todo.extend(leaves_of(attributes.values()) if ("heap", value) in owned else self.leaves(attributes))
             if isinstance(value, Sym):
-                todo.extend(leaves_of(value.of))
-                todo.extend(leaves_of(part for part in value.key if isinstance(part, (Sym, Obj, Cond))))
+                if value.parts is None:
+                    inner = [part for part in value.key if isinstance(part, (Sym, Obj, Cond))]
+                    value.parts = tuple(leaves_of([*value.of, *inner]))
+                todo.extend(value.parts)
         dead = [
             o
             for o in heap

@@ -50,7 +50,7 @@ class Sym:
     """An unknown value. ``sources`` are the symbols (itself among them) whose renewal ends what is known of it. ``loose``: made from
     a model by something unread, so that it may share that model's weights. ``options``: the values it can have, each with its condition."""
 
-    __slots__ = ("default", "flow", "key", "loose", "of", "options", "sources", "text")
+    __slots__ = ("default", "flow", "key", "loose", "of", "options", "parts", "sources", "text")
 
     def __init__(self, key: tuple[Any, ...], text: str, flow: Flow, sources: frozenset[Sym], of: tuple[Value, ...]):
         self.key = key
@@ -61,6 +61,7 @@ class Sym:
         self.default: Value | None = None
         self.loose = False
         self.options: tuple[tuple[Any, Value], ...] = ()
+        self.parts: tuple[Any, ...] | None = None  # what it refers to (see ``garbage.py``)
 
     def __repr__(self) -> str:
         return f"<{self.text}>"
