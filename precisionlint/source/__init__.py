@@ -1,0 +1,22 @@
+"""The source front end: from bytes to the timelines that a program can have. It never imports or runs what it reads.
+
+How a file is read, a module a step:
+
+``screen``      its bytes: does it name torch and anything that a check listens to? Most files end here.
+``parsing``     ``ast`` first (true places of syntax errors, no segfault), then libcst, the tree that everything below is made from.
+``outline``     what it defines, names and imports, from the ast alone: which functions can matter, and which names the tests around
+                precision ask for. Bodies of all other functions are never interpreted.
+``lower``       libcst to the program tree (``program``): calls and choices pulled out of expressions, so that only instructions fork.
+``interpret``   the abstract interpreter (with ``statements``, ``calls``, ``imports``, ``evaluate``): it follows each path and tells the
+                checks of every event. What an outside call does stands in ``effects``, whose names come from rules/frameworks.toml.
+``state``       one path: scopes, objects, what its conditions decided, the states of all checks. Equal paths are one (``merge``);
+                opposite decisions are forgotten without loss; what nothing can reach is collected (``garbage``); differences that no test
+                around precision asks for are forgotten (``blur``); above a bound paths are left out, never made up (``thin``).
+``reading``     the roots of a file: its top level, functions that nothing calls, classes (``__init__``, then the methods).
+``run``         many files: each is a program of its own. Where a proof ends in another file, the finding stands at the call in this one,
+                unless that other file shows it by itself: so one fault is told once, however many files were named.
+
+Two shapes differ from the first design. Whole syntax trees are interpreted through a program tree of about thirty node types rather than
+directly: paths fork at instructions only, which is what makes states mergeable. And relevance is decided by name on an ast outline
+rather than on parsed modules: following imports with libcst cost ten times as much as reading the file.
+"""
