@@ -105,11 +105,17 @@ def _source(target: str, module: bool) -> str | None:
     return None if spec is None or not spec.has_location or spec.origin is None else os.path.relpath(spec.origin)
 
 
+GRAVER = {"backward-under-autocast": "autocast-around-training-loop"}
+"""A rule that the run reports under the name of a graver one, which takes in what it found."""
+
+
 def judge(finding: Finding, report: AuditReport | None) -> Verdict:
     """What a run says of a finding that was read."""
     if report is None:
         return "not reached"
     if any(each.rule == finding.rule and _same_line(each.place, finding.place) for each in report.findings):
+        return "confirmed"
+    if any(each.rule == GRAVER.get(finding.rule) for each in report.findings):
         return "confirmed"
     if finding.rule not in MEASURED:
         return "not measurable here"
