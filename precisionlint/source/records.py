@@ -14,11 +14,11 @@ PATHS = 48
 """How many paths are followed side by side; more are thinned out, and that is counted and said."""
 
 
-BUDGET = 20_000
+BUDGET = 14_000
 """How many instructions one program may take before reading of it is given up."""
 
 
-FILE_BUDGET = 60_000
+FILE_BUDGET = 45_000
 """How many instructions all programs of a file may take together."""
 
 
