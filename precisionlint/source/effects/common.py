@@ -108,8 +108,11 @@ def choices(it: Interpreter, state: State, value: Value | None) -> list[tuple[St
         chosen: list[tuple[State, Value | None]] = []
         for cond, option in value.options:
             branch = state.fork()
-            if isinstance(cond, Cond) and it.assume_cond(branch, cond):
-                chosen.append((branch, option))
+            if not (isinstance(cond, Cond) and it.assume_cond(branch, cond)):
+                continue
+            if isinstance(option, (Const, External)) and not it.assume_cond(branch, Cond(value, "eq", option, True)):
+                continue
+            chosen.append((branch, option))
         return chosen or [(state, value)]
     if isinstance(value, Sym) and value.key[0] == "index":
         table, key = value.key[1], value.key[2]

@@ -10,7 +10,7 @@ from precisionlint.events import Weights
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import Outcome, argument, one, open_ended, result
 from precisionlint.source.effects.unread import call_unknown
-from precisionlint.source.evaluate import as_cond, class_attribute, element_of, elements, is_container, truth
+from precisionlint.source.evaluate import as_cond, attribute, class_attribute, element_of, elements, is_container, truth
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     FALSE,
@@ -18,6 +18,7 @@ from precisionlint.source.values import (
     PLAIN,
     TRUE,
     Class,
+    Cond,
     Const,
     External,
     Many,
@@ -182,8 +183,6 @@ def range_(it: Interpreter, state: State, instr: p.Call, callee: External, args:
 
 
 def getattr_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
-    from precisionlint.source.evaluate import attribute
-
     values = [value for _, value in args]
     if len(values) >= 2 and isinstance(values[1], Const) and isinstance(values[1].value, str):
         found = attribute(it, state, values[0], values[1].value)
@@ -192,10 +191,15 @@ def getattr_(it: Interpreter, state: State, instr: p.Call, callee: External, arg
         value = it.derived(
             ("getattr", values[0], values[1]), f"getattr({text_of(values[0])}, {text_of(values[1])})", (values[1],)
         )
-        if isinstance(value, Sym) and isinstance(values[1], Sym) and isinstance(values[1].default, Const):
-            default = values[1].default.value
-            if isinstance(default, str):
-                value.default = External(it.apis.canonical(f"{values[0].name}.{default}"))
+        if isinstance(value, Sym) and isinstance(values[1], Sym):
+            if isinstance(values[1].default, Const) and isinstance(values[1].default.value, str):
+                value.default = External(it.apis.canonical(f"{values[0].name}.{values[1].default.value}"))
+            if values[0] == External("torch") and "bfloat16" in it.module_of(state).text:
+                # The program itself names both halves: each is a configuration of its own.
+                value.options = tuple(
+                    (Cond(values[1], "eq", const(name), True), External(f"torch.{name}"))
+                    for name in ("bfloat16", "float16")
+                )
         return one(state, value)
     return one(state, result(it, state, instr, callee, ()))
 

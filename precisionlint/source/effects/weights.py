@@ -27,6 +27,7 @@ from precisionlint.source.values import (
     FALSE,
     NONE,
     UNSURE,
+    Class,
     External,
     Many,
     Method,
@@ -215,5 +216,7 @@ def module_called(it: Interpreter, state: State, instr: p.Call, callee: Value) -
         return
     region = region_of(state)
     dtype = region.dtype or "?" if isinstance(region, Region) else "?" if region == UNSURE else None
+    if isinstance(callee, Obj) and isinstance(callee.cls, Class) and "autocast" in callee.cls.module.text:
+        dtype = dtype or "?"  # it may enter a region of its own
     path = weight_path(it, callee)
     it.emit(state, Op(it.where(state, instr.at), when(state), "module", (path,), None, (dtype, None, None)))
