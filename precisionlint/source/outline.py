@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from sys import intern
 
 from precisionlint.source.parsing import definitions
 
@@ -54,7 +55,9 @@ class Outline:
         for name, first, last in named_definitions(syntax.body):
             text = "\n".join(lines[first - 1 : last])
             marks = frozenset(kind for kind, pattern in MARKS.items() if pattern.search(text))
-            self.definitions.setdefault(name, []).append(Definition(name, frozenset(WORD.findall(text)), marks))
+            self.definitions.setdefault(name, []).append(
+                Definition(name, frozenset(map(intern, WORD.findall(text))), marks)
+            )
         self.imports: dict[str, Imported] = {}
         self.stars: list[Imported] = []
         for node in ast.walk(syntax):

@@ -36,6 +36,9 @@ TRAINS = re.compile(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_gr
 SMALL = 5
 """Functions of up to so many lines are always entered: getters and switches are what conditions are made of."""
 
+OUTLINES = 600
+"""How many outlines a project keeps between two programs."""
+
 HOPS = 6
 """Through how many files a name is followed to see whether it can matter."""
 
@@ -254,6 +257,9 @@ class Project:
         """Drops the trees once there are many: the next program loads what it needs itself."""
         if len(self.modules) > KEPT:
             self.modules.clear()
+        if len(self.outlines) > OUTLINES:
+            self.outlines.clear()
+            self._reaches.clear()
 
     def sets_matmul_precision(self, path: Path) -> bool:
         """Whether a file that this one imports, or that imports it, says how fp32 products are to run."""
