@@ -36,7 +36,7 @@ TRAINS = re.compile(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_gr
 SMALL = 5
 """Functions of up to so many lines are always entered: getters and switches are what conditions are made of."""
 
-OUTLINES = 600
+OUTLINES = 6_000
 """How many outlines a project keeps between two programs."""
 
 HOPS = 6
