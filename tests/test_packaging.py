@@ -128,6 +128,17 @@ def test_the_continuous_check_runs_the_readmes_test_command():
         assert re.sub(r"\.venv/bin/(\w+)", r'"$bin/\1"', step) in script
 
 
+def test_the_readme_shows_what_its_first_command_prints():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```text\n(.+?)^```$", readme, re.MULTILINE | re.DOTALL)
+    command = [sys.executable, "-m", "precisionlint", "check", "fixtures/projects/digits"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 1
+    beginning, end = shown.split("[three more]\n")
+    assert ran.stdout.startswith(beginning)
+    assert (ran.stdout + ran.stderr).endswith(end)
+
+
 def test_every_requirement_of_the_test_environment_is_pinned():
     pinned = {
         re.split(r"[=;]", line)[0].lower().replace("_", "-")
