@@ -1,310 +1,31 @@
-"""Loss scaling as one typestate: gradients are scaled, unscaled, stepped with; a scaler is updated.
-
-The ledger keeps, for every scaler, whose gradients stand scaled and how far each optimizer has come since the last update. The rules read it.
-"""
+"""The rules of loss scaling: each reads the ledger that an event meets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
+from precisionlint.checks.scale_ledger import Ledger, Own, Pending, advance, owned, seen, settle, stakes
 from precisionlint.events import (
     Backward,
     Checkpoint,
     Closed,
-    Event,
     Grads,
     Known,
     LossScaled,
-    Lost,
     Named,
-    Owns,
-    Renewed,
     ScaleRead,
     ScalerMade,
     SchedulerStep,
-    Sharded,
     Step,
     Update,
     Weights,
-    WeightsTake,
-    ZeroGrad,
     covers,
     overlap,
 )
 
 ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Rprop", "LAMB", "Lion", "NovoGrad")
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """Gradients that stand scaled by a scaler, since that backward."""
-
-    scaler: Named
-    backward: Seen = field(compare=False)
-    scaled: Seen | None = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far an optimizer has come with a scaler since its last update: ``"unscaled"`` or ``"stepped"``.
-
-    ``dropped``: its gradients were set to zero since, so the next unscale_ meets new ones.
-    """
-
-    scaler: Named
-    optimizer: Named
-    phase: str
-    dropped: bool
-    seen: Seen = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Clean:
-    """An optimizer whose gradients stand unscaled. ``mixed``: a scaled backward has added to them since."""
-
-    optimizer: Named | None
-    weights: Weights | None
-    consumed: bool
-    mixed: bool
-    seen: Seen = field(compare=False)
-    mixed_by: Seen | None = field(compare=False, default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A scaler that was updated while gradients that it scaled had not been stepped with."""
-
-    scaler: Named
-    stepped: frozenset[Named]
-    update: Seen = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A scaler and how it was made; ``used`` once something stepped through it."""
-
-    scaler: Named
-    cls: str
-    used: bool
-    seen: Seen = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Own:
-    optimizer: Named
-    weights: Weights | None
-    cls: str
-    fused: bool
-    seen: Seen = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Ledger:
-    """The state of loss scaling on one path."""
-
-    pending: frozenset[Pending] = frozenset()
-    plain: Seen | None = field(compare=False, default=None)
-    unknown: bool = False
-    progress: frozenset[Progress] = frozenset()
-    clean: frozenset[Clean] = frozenset()
-    partial: frozenset[tuple[Named, Seen]] = frozenset()
-    waiting: frozenset[Waiting] = frozenset()
-    made: frozenset[Made] = frozenset()
-    owns: frozenset[Own] = frozenset()
-    sharded: bool = False
-    half: frozenset[Any] = frozenset()
-    lost: bool = False
-    is_plain: bool = False
-
-
-def seen(event: Event, text: str) -> Seen:
-    return Seen(event.at, text, event.when)
-
-
-def advance(ledger: Ledger, event: Event) -> Ledger:
-    """The ledger after an event."""
-    handler = ADVANCE.get(type(event))
-    return ledger if handler is None else handler(ledger, event)
-
-
-def after_backward(ledger: Ledger, event: Backward) -> Ledger:
-    if event.scale is None:
-        return replace(ledger, unknown=True)
-    scaler = event.scale.value
-    if scaler is None:
-        return replace(ledger, plain=seen(event, "backward of a loss that nothing scaled"), is_plain=True)
-    here = seen(event, f"backward: gradients carry the scale of '{scaler.name}'")
-    scaled = None
-    if event.scaled_at is not None:
-        at, when = event.scaled_at
-        scaled = Seen(at, f"the loss is scaled by '{scaler.name}'", when)
-    clean = frozenset(c if c.consumed else replace(c, mixed=True, mixed_by=c.mixed_by or here) for c in ledger.clean)
-    pending = ledger.pending - {p for p in ledger.pending if p.scaler == scaler} | {Pending(scaler, here, scaled)}
-    waiting = frozenset(w for w in ledger.waiting if w.scaler != scaler)
-    return replace(ledger, pending=pending, clean=clean, waiting=waiting)
-
-
-def after_grads(ledger: Ledger, event: Grads) -> Ledger:
-    if event.how == "unscale" and event.scaler is not None and event.optimizer is not None:
-        here = seen(event, f"'{event.scaler.name}' unscales the gradients of '{event.optimizer.name}'")
-        others = frozenset(p for p in ledger.progress if (p.scaler, p.optimizer) != (event.scaler, event.optimizer))
-        before = next((c for c in ledger.clean if c.optimizer == event.optimizer), None)
-        weights = event.weights if event.weights is not None else owned(ledger, event.optimizer)
-        now = Clean(event.optimizer, weights, False, False, here)
-        if before is not None and before.mixed and len(others) == len(ledger.progress):
-            # Unscaling a sum of scaled and unscaled gradients leaves it mixed (a second unscale_ before update() raises instead).
-            now = replace(now, mixed=True, mixed_by=before.mixed_by, seen=before.seen)
-        return replace(
-            ledger,
-            progress=others | {Progress(event.scaler, event.optimizer, "unscaled", False, here)},
-            clean=ledger.clean - {c for c in ledger.clean if c.optimizer == event.optimizer} | {now},
-        )
-    if event.how == "mul" and event.factor == "1/scale":
-        if event.part and event.scaler is not None:
-            return replace(
-                ledger,
-                partial=ledger.partial | {(event.scaler, seen(event, "part of the gradients are divided by it"))},
-            )
-        here = seen(event, "gradients are divided by the scale")
-        ledger = replace(ledger, partial=frozenset())
-        if event.weights is None:
-            pending = frozenset(p for p in ledger.pending if event.scaler is not None and p.scaler != event.scaler)
-            return replace(ledger, pending=pending)
-        return replace(ledger, clean=ledger.clean | {Clean(None, event.weights, False, False, here)})
-    return ledger
-
-
-def owned(ledger: Ledger, optimizer: Named) -> Weights | None:
-    return next((own.weights for own in ledger.owns if own.optimizer == optimizer), None)
-
-
-def after_step(ledger: Ledger, event: Step) -> Ledger:
-    here = seen(event, f"'{event.optimizer.name}' steps")
-    clean = frozenset(c for c in ledger.clean if c.optimizer != event.optimizer)
-    clean |= {Clean(event.optimizer, owned(ledger, event.optimizer), True, False, here)}
-    ledger = replace(ledger, clean=clean)
-    if event.via is None:
-        return replace(ledger, plain=None, is_plain=False, partial=frozenset())
-    here = seen(event, f"'{event.via.name}' steps '{event.optimizer.name}'")
-    others = frozenset(p for p in ledger.progress if (p.scaler, p.optimizer) != (event.via, event.optimizer))
-    made = frozenset(replace(m, used=True) if m.scaler == event.via else m for m in ledger.made)
-    return replace(
-        ledger,
-        progress=others | {Progress(event.via, event.optimizer, "stepped", False, here)},
-        made=made,
-        plain=None,
-        is_plain=False,
-    )
-
-
-def after_update(ledger: Ledger, event: Update) -> Ledger:
-    stepped = frozenset(p.optimizer for p in ledger.progress if p.scaler == event.scaler and p.phase == "stepped")
-    waiting = ledger.waiting
-    pending = ledger.pending
-    if any(p.scaler == event.scaler for p in pending) and stepped:
-        waiting |= {Waiting(event.scaler, stepped, seen(event, f"'{event.scaler.name}' is updated here"))}
-        pending = frozenset(p for p in pending if p.scaler != event.scaler)
-    progress = frozenset(p for p in ledger.progress if p.scaler != event.scaler)
-    return replace(ledger, waiting=waiting, pending=pending, progress=progress)
-
-
-def after_zero(ledger: Ledger, event: ZeroGrad) -> Ledger:
-    def meant(optimizer: Named | None, weights: Weights | None) -> bool:
-        if event.optimizer is not None:
-            return optimizer is None or optimizer == event.optimizer or overlap(weights, event.weights) is True
-        return event.weights is None or overlap(weights, event.weights) is not False
-
-    clean = frozenset(c for c in ledger.clean if not meant(c.optimizer, c.weights))
-    progress = frozenset(
-        replace(p, dropped=True) if meant(p.optimizer, owned(ledger, p.optimizer)) else p for p in ledger.progress
-    )
-    waiting = frozenset() if event.optimizer is None else ledger.waiting
-    return replace(
-        ledger, clean=clean, progress=progress, pending=frozenset(), plain=None, is_plain=False, unknown=False,
-        waiting=waiting, partial=frozenset(),
-    )  # fmt: skip
-
-
-def after_made(ledger: Ledger, event: ScalerMade) -> Ledger:
-    if event.enabled == Known(False):
-        return ledger
-    made = frozenset(m for m in ledger.made if m.scaler != event.scaler)
-    here = seen(event, f"{event.cls.rpartition('.')[2]} made here")
-    return replace(
-        ledger,
-        made=made | {Made(event.scaler, event.cls, False, here)},
-        progress=frozenset(p for p in ledger.progress if p.scaler != event.scaler),
-        pending=frozenset(p for p in ledger.pending if p.scaler != event.scaler),
-    )
-
-
-def after_owns(ledger: Ledger, event: Owns) -> Ledger:
-    owns = frozenset(o for o in ledger.owns if o.optimizer != event.optimizer)
-    here = seen(event, f"{event.cls.rpartition('.')[2]} over these weights")
-    # A new optimizer starts a new training run: what was used before it belongs to the run before.
-    made = frozenset(replace(m, used=False) for m in ledger.made)
-    return replace(
-        ledger,
-        owns=owns | {Own(event.optimizer, event.weights, event.cls, ("fused", True) in event.settings, here)},
-        made=made,
-    )
-
-
-def after_lost(ledger: Ledger, event: Lost) -> Ledger:
-    """Whoever got the scaler may have unscaled, stepped and updated."""
-    return replace(
-        ledger,
-        pending=frozenset(p for p in ledger.pending if p.scaler.id != event.object),
-        progress=frozenset(p for p in ledger.progress if p.scaler.id != event.object),
-        waiting=frozenset(w for w in ledger.waiting if w.scaler.id != event.object),
-        clean=frozenset(),
-        plain=None,
-        is_plain=False,
-        unknown=True,
-    )
-
-
-def after_renewed(ledger: Ledger, event: Renewed) -> Ledger:
-    return replace(
-        ledger,
-        progress=frozenset(p for p in ledger.progress if event.object not in (p.optimizer.id, p.scaler.id)),
-        pending=frozenset(p for p in ledger.pending if p.scaler.id != event.object),
-        waiting=frozenset(w for w in ledger.waiting if w.scaler.id != event.object),
-    )
-
-
-def after_sharded(ledger: Ledger, event: Sharded) -> Ledger:
-    return replace(ledger, sharded=True) if event.how == "fsdp1" else ledger
-
-
-def after_take(ledger: Ledger, event: WeightsTake) -> Ledger:
-    if event.dtype is None:
-        return ledger
-    half = frozenset(path for path in ledger.half if not covers(event.weights, frozenset({path})))
-    return replace(ledger, half=half | event.weights if event.dtype == "float16" else half)
-
-
-ADVANCE: dict[type[Event], Any] = {
-    Backward: after_backward, Grads: after_grads, Step: after_step, Update: after_update, ZeroGrad: after_zero,
-    ScalerMade: after_made, Owns: after_owns, Lost: after_lost, Renewed: after_renewed, Sharded: after_sharded,
-    WeightsTake: after_take,
-}  # fmt: skip
-
-
-def settle(ledger: Ledger) -> Ledger:
-    """What is left of a ledger where another program begins: the objects, with nothing under way."""
-    return Ledger(made=ledger.made, owns=ledger.owns, sharded=ledger.sharded, half=ledger.half)
-
-
-def stakes(ledger: Ledger) -> int:
-    """Gradients that stand scaled, optimizers between two updates, sums that are mixed."""
-    dropped = sum(progress.dropped for progress in ledger.progress)
-    mixed = sum(clean.mixed for clean in ledger.clean)
-    return len(ledger.pending) + len(ledger.progress) + len(ledger.waiting) + 2 * dropped + 2 * mixed
-
 
 FAMILY = Family(Automaton("loss-scaling", Ledger(), advance, settle, stakes))
 
