@@ -194,8 +194,9 @@ def test_names_that_the_console_cannot_spell_do_not_end_the_run():
 
 def test_an_interrupt_ends_quietly_with_130(tmp_path: Path):
     script = (
-        "import sys, time, types\n"
+        "import signal, sys, time, types\n"
         "from precisionlint import cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in a background job
         "def check(*_, **__):\n"
         "    print('started', flush=True)\n"
         "    time.sleep(60)\n"
