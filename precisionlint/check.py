@@ -53,8 +53,10 @@ def check(
 def _check(
     paths: Sequence[str], select: frozenset[str], assume: dict[str, str], progress: Callable[[str], None] | None
 ) -> Report:
-    found, errors = files.find(paths)
     from precisionlint.source.screen import worth_parsing
+    from precisionlint.subjects import SUBJECTS, File
+
+    found, errors = files.find(paths)
 
     findings: list[Finding] = []
     total = Totals()
@@ -67,13 +69,19 @@ def _check(
         except OSError as error:
             errors.append(FileError(display, None, f"cannot be read: {error.strerror or error}"))
             continue
-        if not worth_parsing(data):
+        trains = display.endswith(".py") and worth_parsing(data)
+        subjects = [subject for subject in SUBJECTS if subject.wants(display, data)]
+        if not trains and not subjects:
             continue
         if run is None:
             from precisionlint.source.run import Run
 
             run = Run(select, assume)
-        findings.extend(run.file(display, path, data, errors, total))
+        if trains:
+            findings.extend(run.file(display, path, data, errors, total))
+        if subjects:
+            total.read += not trains
+            findings.extend(run.facts(File(display, path, data), subjects, errors))
     findings.sort(key=lambda f: (f.place, f.rule, f.message))
     return Report(
         tuple(findings), tuple(sorted(errors, key=lambda e: (e.path, e.line or 0))), total.coverage(len(found))

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precisionlint import catalogue
 from precisionlint.checks import RULES, Hit, Judge
 from precisionlint.findings import FileError, Finding, GaveUp, Place, Step
+from precisionlint.source.parsing import UnreadableError
 from precisionlint.source.project import Project, ProjectModule, find_root
 from precisionlint.source.reading import Reading, read
 from precisionlint.source.records import Where
 from precisionlint.source.values import Const, Value, const
+from precisionlint.subjects import File, Subject
 
 if TYPE_CHECKING:
     from precisionlint.check import Totals
@@ -82,13 +85,31 @@ class Run:
             errors.append(FileError(display, None, "nested too deeply to be read"))
             return []
         except Exception as error:  # a fault of ours must not cost the other files their findings
-            errors.append(
-                FileError(display, None, f"internal error, please report it: {type(error).__name__}: {error}")
-            )
+            errors.append(internal_error(display, error))
             return []
         self.count(total, reading, module, places)
         project.forget_large()
         return findings
+
+    def facts(self, file: File, subjects: Iterable[Subject], errors: list[FileError]) -> list[Finding]:
+        """The findings of one file in what is read beside its training programs."""
+        hits: list[Hit] = []
+        for subject in subjects:
+            try:
+                states = self.judge.start
+                for fact in subject.read(file):
+                    states = self.judge.advance(states, fact, hits.append)
+            except UnreadableError as error:
+                failure = FileError(file.display, error.line, error.message)
+            except (RecursionError, MemoryError):
+                failure = FileError(file.display, None, "nested too deeply to be read")
+            except Exception as error:  # a fault of ours must not cost the other files their findings
+                failure = internal_error(file.display, error)
+            else:
+                continue
+            if failure not in errors:
+                errors.append(failure)
+        return [self.stated(hit, hit.at, tuple(Step(seen.at, seen.text) for seen in hit.trace)) for hit in hits]
 
     def findings(self, reading: Reading, places: Places, project: Project) -> list[Finding]:
         best: dict[tuple[str, Place], Finding] = {}
@@ -129,8 +150,11 @@ class Run:
         return self.alone[module.path]
 
     def finding(self, hit: Hit, place: Place, places: Places) -> Finding:
-        rule = self.rules[hit.rule]
         steps = [Step(places.of(s.at.module, s.at.node), s.text) for s in hit.trace if isinstance(s.at, Where)]
+        return self.stated(hit, place, tuple(steps))
+
+    def stated(self, hit: Hit, place: Place, trace: tuple[Step, ...]) -> Finding:
+        rule = self.rules[hit.rule]
         return Finding(
             rule=hit.rule,
             family=rule.family,
@@ -139,7 +163,7 @@ class Run:
             message=hit.message,
             place=place,
             when=" and ".join(conditions(hit)[:3]),
-            trace=tuple(steps),
+            trace=trace,
         )
 
     def count(self, total: Totals, reading: Reading, module: ProjectModule, places: Places) -> None:
@@ -154,6 +178,10 @@ class Run:
         for (where, node), what in coverage.gave_up.items():
             place = places.of(where, getattr(node, "node", node))
             total.gave_up.append(GaveUp(place.path, place.line, what))
+
+
+def internal_error(display: str, error: Exception) -> FileError:
+    return FileError(display, None, f"internal error, please report it: {type(error).__name__}: {error}")
 
 
 def conditions(hit: Hit) -> list[str]:

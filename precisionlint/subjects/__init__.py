@@ -1,0 +1,83 @@
+"""What ``check`` reads beside training programs: subjects of their own, each with a small reader and its own checks.
+
+A subject is a line of ``SUBJECTS`` and a module with one function, ``read(file) -> Iterable[Event]``. It gives facts, which are events:
+frozen dataclasses whose ``at`` is a ``findings.Place``. The rules that listen to them are functions in ``precisionlint.checks`` like any
+other, and never see the file. ``words`` is the screen: a file is parsed only if it holds one word of each group.
+
+A reader raises ``UnreadableError`` for a file that it cannot parse; whatever else it raises is told as a fault of ours, and the
+findings of other files stand.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+from precisionlint.events import Event
+from precisionlint.findings import Place
+
+
+@dataclass(frozen=True)
+class Subject:
+    """``module`` is imported when a file passes the screen, and not before."""
+
+    module: str
+    suffixes: tuple[str, ...]
+    words: tuple[tuple[bytes, ...], ...]
+
+    def wants(self, path: str, data: bytes) -> bool:
+        """Whether a file can hold anything of this subject, by its name and bytes alone."""
+        return path.endswith(self.suffixes) and all(any(word in data for word in group) for group in self.words)
+
+    def read(self, file: File) -> Iterable[Event]:
+        """The facts of a file, in its order."""
+        return cast("Iterable[Event]", importlib.import_module(self.module).read(file))
+
+
+SUBJECTS: tuple[Subject, ...] = ()
+
+
+class File:
+    """One file of a run: its text, and for Python source its tree, each made once and only when it is asked for."""
+
+    def __init__(self, display: str, path: Path, data: bytes) -> None:
+        self.display = display
+        self.path = Path(os.path.abspath(path))
+        self.data = data
+
+    @cached_property
+    def syntax(self) -> ast.Module:
+        """The ast of a Python file.
+
+        Raises: UnreadableError.
+        """
+        from precisionlint.source.parsing import parse_ast
+
+        return parse_ast(self.data)
+
+    @cached_property
+    def text(self) -> str:
+        """The text, read as UTF-8 whatever its bytes; a byte order mark is left out."""
+        return self.data.decode("utf-8-sig", errors="replace")
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines as Python counts them: form feeds and the like end none."""
+        return self.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+    def place(self, node: ast.expr | ast.stmt) -> Place:
+        """Where a node of ``syntax`` stands."""
+        end_line, end = node.end_lineno or node.lineno, node.end_col_offset
+        start = self.column(node.lineno, node.col_offset)
+        return Place(self.display, node.lineno, start, end_line, self.column(end_line, end or 0))
+
+    def column(self, line: int, offset: int) -> int:
+        """The column of a byte offset into a line of UTF-8, counted in characters from 1."""
+        text = self.lines[line - 1] if line <= len(self.lines) else ""
+        return len(text.encode()[:offset].decode(errors="replace")) + 1
