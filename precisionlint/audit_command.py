@@ -74,7 +74,7 @@ def run(command: Sequence[str], *, module: bool, step: int, keep_running: bool, 
     path = _source(command[0], module)
     findings: tuple[Finding, ...] = ()
     if path is not None:
-        from precisionlint.check import check
+        from precisionlint.checking import check
 
         findings = check([path], select=catalogue.select()).findings
 

@@ -9,7 +9,7 @@ parses the front matter alone; bodies are parsed when somebody asks for one.
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -133,9 +133,9 @@ def find(name: str, rules: Mapping[str, Rule] | None = None) -> Rule:
 
 
 def select(
-    select: Sequence[str] = (),
-    extend_select: Sequence[str] = (),
-    ignore: Sequence[str] = (),
+    select: Collection[str] = (),
+    extend_select: Collection[str] = (),
+    ignore: Collection[str] = (),
     rules: Mapping[str, Rule] | None = None,
 ) -> frozenset[str]:
     """The names of the rules that a run looks for.

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from precisionlint import catalogue
-from precisionlint.check import check
+from precisionlint import catalogue, check
 from precisionlint.findings import Finding, Report
 
 ROOT = Path(__file__).parent.parent
@@ -135,7 +134,7 @@ def test_output_is_the_same_for_every_hash_seed_and_order_of_arguments() -> None
 
 def test_torch_is_never_imported() -> None:
     code = (
-        "import sys; from precisionlint.check import check; from precisionlint import catalogue\n"
+        "import sys; from precisionlint import check; from precisionlint import catalogue\n"
         "report = check(['fixtures/projects'], select=frozenset(catalogue.load()), assume={})\n"
         "print(len(report.findings), [name for name in ('torch', 'triton', 'numpy') if name in sys.modules])"
     )

@@ -23,7 +23,7 @@ NOTHING = Report((), (), Coverage(1, 1, 1, 1, 1, 1))
 
 
 class Checker:
-    """Stands in for `precisionlint.check`: keeps what it was asked, and answers with a report made beforehand."""
+    """Stands in for `precisionlint.checking`: keeps what it was asked, and answers with a report made beforehand."""
 
     def __init__(self) -> None:
         self.report = NOTHING
@@ -38,9 +38,9 @@ class Checker:
 
 @pytest.fixture
 def checker(monkeypatch: pytest.MonkeyPatch) -> Checker:
-    checker, module = Checker(), ModuleType("precisionlint.check")
+    checker, module = Checker(), ModuleType("precisionlint.checking")
     module.check = checker.check  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "precisionlint.check", module)
+    monkeypatch.setitem(sys.modules, "precisionlint.checking", module)
     return checker
 
 
@@ -200,7 +200,7 @@ def test_an_interrupt_ends_quietly_with_130(tmp_path: Path):
         "def check(*_, **__):\n"
         "    print('started', flush=True)\n"
         "    time.sleep(60)\n"
-        "sys.modules['precisionlint.check'] = types.SimpleNamespace(check=check)\n"
+        "sys.modules['precisionlint.checking'] = types.SimpleNamespace(check=check)\n"
         "sys.exit(cli.main(['check', '.']))\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=-1, stderr=-1, text=True) as process:

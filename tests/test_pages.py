@@ -63,7 +63,7 @@ def worker() -> Iterator[Worker]:
 def test_check_finds_in_an_example_exactly_what_it_marks_and_check_can_read(
     rule: Rule, example: Example, tmp_path: Path
 ):
-    from precisionlint.check import check
+    from precisionlint import check
 
     program = tmp_path / "train.py"
     program.write_text(example.code, encoding="utf-8")

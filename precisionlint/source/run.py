@@ -23,7 +23,7 @@ from precisionlint.source.values import Const, Value, const
 from precisionlint.subjects import File, Subject
 
 if TYPE_CHECKING:
-    from precisionlint.check import Totals
+    from precisionlint.checking import Totals
 
 CONFIGURATION = re.compile(r"(?:not )?[\w.\[\]'\"]+(?: (?:==|!=|is|is not|in|not in|<|<=|>|>=) [\w.'\"\[\]-]+)?$")
 """A branch that a reader would call a configuration: a name, or a name held against a name or constant."""

@@ -1,0 +1,49 @@
+"""What the commands share: their outcome, wrong usage, colours, and the types of options."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TextIO
+
+
+class UsageError(Exception):
+    """The options make no sense together."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command leaves: its exit code, and the lines for standard output."""
+
+    code: int
+    lines: Iterable[str]
+
+
+def add_color(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="auto: on a terminal, unless NO_COLOR is set",
+    )
+
+
+def words(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise argparse.ArgumentTypeError("names no rule")
+    return words
+
+
+def colored(choice: str, stream: TextIO | None) -> bool:
+    if choice != "auto":
+        return choice == "always"
+    quiet = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream is not None and stream.isatty() and not quiet
+
+
+def complain(message: str) -> None:
+    print(f"precisionlint: {message}", file=sys.stderr)
