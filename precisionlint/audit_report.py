@@ -70,6 +70,16 @@ class StorageRecord:
 
 
 @dataclass(frozen=True)
+class ActivationRecord:
+    """What the ops of a module in one dtype saved for the backward: storages, each counted once, and their bytes."""
+
+    module: str
+    dtype: str
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class UpdateRecord:
     """The updates of one half weight in the step: elements that the optimizer meant to move, and those of them that
     stood still.
@@ -129,6 +139,7 @@ class AuditReport:
     order: tuple[Station, ...]
     casts: tuple[CastRecord, ...]
     storage: tuple[StorageRecord, ...]
+    activations: tuple[ActivationRecord, ...]
     updates: tuple[UpdateRecord, ...]
     gradients: GradientRange | None
     notes: tuple[str, ...]

@@ -43,9 +43,10 @@ def render(report: AuditReport, *, color: bool = False, all: bool = False) -> It
     yield from _section("ops (input -> accumulation -> output)", _every(report) if all else _groups(report), color)
     yield from _section("casts", _casts(report, all), color)
     yield from _section("storage", _storage(report), color)
+    yield from _section("saved for the backward", _activations(report, all), color)
     yield from _section("updates of half weights", _updates(report, all), color)
     yield from _section("range of the gradients", _ranges(report), color)
-    yield from _section("settings", _settings(report), color)
+    yield from _section("settings", _settings(report, all), color)
     yield from _section("notes", map(shown, report.notes), color)
 
 
@@ -189,6 +190,31 @@ def _storage(report: AuditReport) -> Iterator[str]:
     )
 
 
+def _activations(report: AuditReport, all: bool) -> Iterator[str]:
+    """The total by dtype, then by module and dtype, the most bytes first."""
+    kept = report.activations
+    if not kept:
+        return
+    dtypes: dict[str, int] = {}
+    groups: dict[tuple[str, str], tuple[int, int]] = {}
+    for each in kept:
+        dtype = SHORT.get(each.dtype, each.dtype)
+        dtypes[dtype] = dtypes.get(dtype, 0) + each.bytes
+        key = (each.module if all else starred(each.module)) or "(no module)", dtype
+        count, total = groups.get(key, (0, 0))
+        groups[key] = (count + each.tensors, total + each.bytes)
+    parts = ", ".join(f"{_size(size)} {name}" for name, size in sorted(dtypes.items(), key=lambda each: -each[1]))
+    yield f"{_size(sum(dtypes.values()))}, casts of weights included: {parts}"
+    rows = sorted(groups.items(), key=lambda each: (-each[1][1], each[0]))
+    limit = len(rows) if all else LIMIT
+    yield from _table(
+        [(*key, counted(count, "tensor"), _size(size)) for key, (count, size) in rows[:limit]],
+    )
+    if len(rows) > limit:
+        rest = sum(size for _, (_, size) in rows[limit:])
+        yield f"and {counted(len(rows) - limit, 'module')} more with {_size(rest)} (--all lists them)"
+
+
 def _updates(report: AuditReport, all: bool) -> Iterator[str]:
     if not report.updates:
         return
@@ -239,9 +265,15 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
         yield "  ".join(shown(cell).ljust(width) for cell, width in zip(row, widths, strict=True) if width).rstrip()
 
 
-def _settings(report: AuditReport) -> Iterator[str]:
+def _settings(report: AuditReport, all: bool) -> Iterator[str]:
+    """Regions, what the settings mean, and the settings; those of CUDA where it ran."""
     for region in report.regions:
         yield f"autocast {shown(region)}"
     yield from report.meaning
+    cuda = all or any(op.device == "cuda" for op in report.ops)
+    rest = [name for name in report.settings if not cuda and (".cuda." in name or ".cudnn." in name)]
     for name, value in report.settings.items():
-        yield f"{name} = {shown(value)}"
+        if name not in rest:
+            yield f"{name} = {shown(value)}"
+    if rest:
+        yield f"and {counted(len(rest), 'setting')} of CUDA, which did not run (--all lists them)"

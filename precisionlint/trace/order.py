@@ -68,6 +68,8 @@ class Order:
         self.outside_regions: Callable[[], None] = lambda: None
         """Called when the outermost autocast context is left, where autocast drops its cache."""
         self.after_step: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
+        self.before_backward: Callable[[Iterable[Any]], None] = lambda outputs: None
+        """Called with the outputs of each outermost backward, those of ``torch.autograd.grad`` included."""
 
     @property
     def optimizers(self) -> int:
@@ -287,8 +289,10 @@ class Order:
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _engine_run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             position = self.position
-            if torch._C._current_autograd_node() is None and kwargs.get("accumulate_grad"):
-                self._before_backward(outputs)
+            if torch._C._current_autograd_node() is None:
+                self.before_backward(outputs)
+                if kwargs.get("accumulate_grad"):
+                    self._before_backward(outputs)
             position.bases.append(len(position.modules))
             section, position.section = position.section, ""
             try:

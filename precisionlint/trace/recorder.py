@@ -189,6 +189,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The origin of the user's line that is running."""
         return self._walk(sys._getframe(1))
 
+    def module_of(self, sequence: int) -> int:
+        """The number of the module whose op made a node of the graph; 0 where that is not known."""
+        return self.origins[self._sequence.get(sequence, UNKNOWN)].module
+
     def _is_distributed(self, types: tuple[type, ...]) -> bool:
         known = self._distributed.get(types)
         if known is None:

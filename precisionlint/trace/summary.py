@@ -8,17 +8,26 @@ from typing import Any
 import torch
 
 from precisionlint import policy
-from precisionlint.audit_report import AuditReport, CastRecord, GradientRange, OpRecord, Station, UpdateRecord
+from precisionlint.audit_report import (
+    ActivationRecord,
+    AuditReport,
+    CastRecord,
+    GradientRange,
+    OpRecord,
+    Station,
+    UpdateRecord,
+)
 from precisionlint.events import Autocast, Backward, Event, Grads, LossScaled, Step, Update, ZeroGrad
 from precisionlint.findings import Place
 from precisionlint.policy import Policy
+from precisionlint.trace import settings as global_settings
 from precisionlint.trace import verdicts
+from precisionlint.trace.activations import Activations
 from precisionlint.trace.casts import Casts
 from precisionlint.trace.dataflow import Dataflow
 from precisionlint.trace.places import place
 from precisionlint.trace.recorder import Recorder
 from precisionlint.trace.registry import Registry
-from precisionlint.trace.settings import matmul_meaning
 from precisionlint.trace.storage import Storage
 from precisionlint.trace.timeline import Timeline, as_finding
 from precisionlint.trace.updates import Updates
@@ -36,6 +45,7 @@ def summarize(
     timeline: Timeline,
     casts: Casts,
     storage: Storage,
+    activations: Activations,
     updates: Updates,
     flow: Dataflow,
     gradients: GradientRange | None,
@@ -44,13 +54,14 @@ def summarize(
     select: frozenset[str],
     fallback: Place,
     name: str,
+    before: Mapping[str, str],
     settings: Mapping[str, str],
     table: Policy,
     steps: int,
     complete: bool,
     error: str,
 ) -> AuditReport:
-    """The report of a closed window."""
+    """The report of a closed window; ``before``: the settings when it was opened."""
     ops = tuple(_ops(recorder, registry, table, settings))
     trained = any(isinstance(event, Backward) for event in timeline.events)
     findings = verdicts.merged(
@@ -64,7 +75,6 @@ def summarize(
             *verdicts.of_updates(updates.lost, registry, timeline.events),
         ]
     )
-    devices = {parameter.device.type for parameter in registry.parameters} or {"cpu"}
     return AuditReport(
         name=name,
         findings=tuple(findings),
@@ -72,11 +82,12 @@ def summarize(
         order=tuple(_stations(timeline.events)),
         casts=tuple(_casts(casts, recorder, registry)),
         storage=tuple(storage.records()),
+        activations=tuple(_activations(activations, registry)),
         updates=tuple(_updates(updates, registry)),
         gradients=gradients,
-        notes=tuple(_notes(recorder, registry, updates)),
+        notes=(*global_settings.changed(before, settings), *_notes(recorder, registry, updates, activations)),
         settings=settings,
-        meaning=tuple(matmul_meaning(dict(settings), devices)),
+        meaning=tuple(global_settings.meaning(settings, ops)),
         regions=tuple(_regions(timeline.events)),
         steps=steps,
         complete=complete,
@@ -137,12 +148,19 @@ def _updates(updates: Updates, registry: Registry) -> Iterable[UpdateRecord]:
         yield UpdateRecord(label, dtype_name(each.parameter.dtype), each.meant, each.lost)
 
 
-def _notes(recorder: Recorder, registry: Registry, updates: Updates) -> Iterable[str]:
+def _activations(activations: Activations, registry: Registry) -> Iterable[ActivationRecord]:
+    for (module, dtype), (tensors, bytes_) in activations.kept.items():
+        yield ActivationRecord(registry.module_label(module), dtype_name(dtype), tensors, bytes_)
+
+
+def _notes(recorder: Recorder, registry: Registry, updates: Updates, activations: Activations) -> Iterable[str]:
     ran = {op_name(recorder.ops[key[0]]) for key in recorder.counts if key[1] in ("forward", "recompute")}
     for name in sorted(ran & OTHER_BACKWARD):
         yield f"{name}: its backward takes another formula under any dispatch mode; gradients differ by about 1e-7"
     if any(type(root).__name__ == "OptimizedModule" for root in registry.roots.values()):
         yield "a compiled module ran: of what its compiler fuses, only products left to libraries are seen"
+    if activations.unreadable:
+        yield f"torch {torch.__version__} does not show what is saved for the backward: activations are not counted"
     for optimizer, why in updates.unmeasured.items():
         yield f"lost updates of {optimizer} were not measured: {why}"
 

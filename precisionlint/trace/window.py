@@ -21,6 +21,7 @@ from precisionlint.audit_report import AuditReport
 from precisionlint.events import Closed, Region
 from precisionlint.findings import Place
 from precisionlint.trace import flops, recorder, settings
+from precisionlint.trace.activations import Activations
 from precisionlint.trace.casts import Casts
 from precisionlint.trace.custom import Custom
 from precisionlint.trace.dataflow import Dataflow
@@ -79,10 +80,13 @@ class Audit:
         self._casts, self._storage, self._updates = Casts(), Storage(self.registry), Updates()
         self._ranges, self._values = Ranges(), Values() if values else None
         self._flow, self._custom = Dataflow(self._position), Custom(self._position, self._timeline.emit)
+        self._activations = Activations(self.registry, self._recorder.module_of)
         self.order.outside_regions = self._outside_regions
+        self.order.before_backward = self._before_backward
         self.order.before_step, self.order.after_step = self._before_step, self._after_step
         self._undo = ExitStack()
         self._place = Place("", 1, 1, 1, 1)
+        self._settings: dict[str, str] = {}
         self._report: AuditReport | None = None
 
     def _watcher(self, func: Any) -> Watcher | None:
@@ -103,6 +107,10 @@ class Audit:
     def _outside_regions(self) -> None:
         self._flow.forget_copies()
         self._casts.new_region()
+
+    def _before_backward(self, outputs: Iterable[Any]) -> None:
+        with self._unrecorded():
+            self._activations.before_backward(outputs)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, takes_closure: bool) -> None:
         with self._unrecorded():
@@ -143,6 +151,7 @@ class Audit:
         """
         if frame is not None:
             self._place = place(frame.f_code, frame.f_lasti)
+        self._settings = settings.read()
         self.order.snapshot(self._optimizers, self._scalers, frame, regions)
         patches = Patches()
         self._undo.callback(patches.undo)
@@ -167,6 +176,7 @@ class Audit:
             self._timeline,
             self._casts,
             self._storage,
+            self._activations,
             self._updates,
             self._flow,
             self._ranges.record(self.order.scale),
@@ -174,6 +184,7 @@ class Audit:
             select=catalogue.select(),
             fallback=self._place,
             name=self.name,
+            before=self._settings,
             settings=settings.read(),
             table=self._policy,
             steps=self.order.steps,
