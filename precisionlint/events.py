@@ -75,6 +75,18 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
+class Engine:
+    """A framework's object while a scaler of its own is on: its backward scales, its clip unscales, it steps what it was given.
+
+    ``sure``: the program itself can choose fp16; otherwise what launches it may."""
+
+    id: Id
+    framework: str
+    name: str = field(compare=False)
+    sure: bool = field(compare=False, default=True)
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsTake(Event):
     """Weights (or a module's weights and buffers) take a dtype; ``trainable`` is False once they are frozen."""
 
@@ -134,12 +146,14 @@ class LossScaled(Event):
 
 @dataclass(frozen=True, slots=True)
 class Backward(Event):
-    """Gradients are added up. ``scale`` is Known(scaler), Known(None) for a loss that nothing scaled, or None."""
+    """Gradients are added up. ``scale`` is Known(scaler), Known(None) for a loss that nothing scaled, or None. ``engine``: whose backward
+    this is, where that scales."""
 
     scale: Known[Named | None] | None
     loss_region: Region | None
     open_region: Region | None
     scaled_at: Any = field(compare=False, default=None)
+    engine: Engine | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +172,19 @@ class Grads(Event):
     scaler: Named | None = None
     optimizer: Named | None = None
     part: bool = False
+    engine: Engine | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Step(Event):
     """An optimizer steps, through a scaler or past it. ``guarded``: only where a test for finite gradients passed; ``loop``: the innermost
-    loop that it stands in."""
+    loop that it stands in; ``engine``: what it was handed to, where that steps through a scaler of its own."""
 
     optimizer: Named
     via: Named | None
     guarded: bool = False
     loop: Hashable = None
+    engine: Engine | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from precisionlint.checks import autocast, custom_ops, loss_scaling, master_weights, matmul_precision
+from precisionlint.checks import autocast, custom_ops, loss_scaling, master_weights, matmul_precision, trainers
 from precisionlint.checks.base import Check, Evidence, Hit, Judge, Seen
 
-FAMILIES = (loss_scaling.FAMILY, master_weights.FAMILY, autocast.FAMILY, custom_ops.FAMILY, matmul_precision.FAMILY)
+FAMILIES = (
+    loss_scaling.FAMILY, master_weights.FAMILY, autocast.FAMILY, custom_ops.FAMILY, matmul_precision.FAMILY, trainers.FAMILY,
+)  # fmt: skip
 
 RULES: dict[str, Check] = {check.rule: check for family in FAMILIES for check in family.checks}
 """Rule name -> its check."""

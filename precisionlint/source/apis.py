@@ -33,7 +33,7 @@ class Apis:
     fsdp1: frozenset[str]
     fsdp2: frozenset[str]
     owners: frozenset[str]
-    owner_bases: frozenset[str]
+    engines: dict[str, str]
     load_methods: frozenset[str]
     load_arguments: tuple[str, ...]
 
@@ -50,7 +50,7 @@ class Apis:
             return "optimizer"
         if any(name.startswith(prefix + ".") or name == prefix for prefix in self.other_optimizers):
             return "optimizer"
-        if name in self.owners or name in self.owner_bases:
+        if name in self.owners or name in self.engines:
             return "owner"
         if name.startswith(("torch.nn.", "torchvision.models.", "timm.create_model")):
             last = name.rpartition(".")[2]
@@ -82,7 +82,7 @@ def table() -> Apis:
         fsdp1=frozenset(data["wrappers"]["fsdp1"]),
         fsdp2=frozenset(data["wrappers"]["fsdp2"]),
         owners=frozenset(data["owners"]["names"]),
-        owner_bases=frozenset(data["owners"]["bases"]),
+        engines={name: framework for name, framework in data["engines"].items() if name != "read-in"},
         load_methods=frozenset(data["loads"]["methods"]),
         load_arguments=tuple(data["loads"]["arguments"]),
     )

@@ -19,6 +19,7 @@ from precisionlint.source.effects.common import (
     result,
     when,
 )
+from precisionlint.source.effects.engines import engine_method, engine_of, make_engine
 from precisionlint.source.effects.gradients import (
     NORM_CALLS,
     autograd_grad,
@@ -130,6 +131,8 @@ def call_external(it: Interpreter, state: State, instr: p.Call, callee: External
         return make_autocast(it, state, instr, name, args)
     if kind == "optimizer":
         return make_optimizer(it, state, instr, name, args, Obj(it.here(state, instr.at), callee))
+    if name in it.apis.engines:
+        return make_engine(it, state, instr, callee, args)
     if kind in ("module", "owner"):
         obj = Obj(it.here(state, instr.at), callee)
         state.allocate(obj, {})
@@ -197,6 +200,11 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
         return container_method(it, state, instr, receiver, name, args)  # type: ignore[arg-type]
     if isinstance(receiver, Tensors):
         return tensors_method(it, state, instr, receiver, name, args)
+    framework = engine_of(it, state, receiver)
+    if framework:
+        outcome = engine_method(it, state, instr, receiver, framework, name, args)
+        if outcome is not None:
+            return outcome
     if name in SCALER_METHODS and is_scaler(it, state, receiver, name):
         return scaler_method(it, state, instr, receiver, name, args)
     if name == "backward":

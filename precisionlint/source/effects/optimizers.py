@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from precisionlint.events import Named, Owns, Step, ZeroGrad
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import FINITE, Outcome, argument, one, optimizer_weights, receiver_text, when
+from precisionlint.source.effects.engines import stepping
 from precisionlint.source.effects.scaling import make_scaler
 from precisionlint.source.effects.weights import born
 from precisionlint.source.evaluate import named, weights_of
@@ -71,10 +72,11 @@ def optimizer_method(it: Interpreter, state: State, instr: p.Call, optimizer: Va
     closure = argument(args, 0, "closure")
     if isinstance(closure, Func):
         states = [after for after, _ in it.call_function(closure, (), instr, state)]
-    for one_state in states:
-        guarded = any(FINITE.search(label) for label in when(one_state))
-        it.emit(
-            one_state,
-            Step(it.where(one_state, instr.at), when(one_state), me, None, guarded, it.innermost_loop(one_state)),
-        )
-    return [(one_state, NONE) for one_state in states]
+    outcome: Outcome = []
+    for before in states:
+        for after, engine in stepping(it, before, optimizer):
+            guarded = any(FINITE.search(label) for label in when(after))
+            where, loop = it.where(after, instr.at), it.innermost_loop(after)
+            it.emit(after, Step(where, when(after), me, None, guarded, loop, engine))
+            outcome.append((after, NONE))
+    return outcome

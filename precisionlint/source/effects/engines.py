@@ -1,0 +1,199 @@
+"""Frameworks that train: what their objects do to precision, by each one's contract.
+
+Knows who scales, unscales and steps: accelerate's Accelerator and lightning's Fabric, whose scaler is on while their mixed precision is
+fp16. Which classes these are stands in rules/frameworks.toml.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from precisionlint.events import Backward, Engine, Grads
+from precisionlint.source import program as p
+from precisionlint.source.effects.common import (
+    Outcome,
+    argument,
+    is_optimizer,
+    known_region,
+    last_name,
+    one,
+    open_ended,
+    receiver_text,
+    region_of,
+    result,
+    when,
+)
+from precisionlint.source.evaluate import attribute
+from precisionlint.source.state import NOTHING, State, decide
+from precisionlint.source.values import (
+    NONE,
+    TRUE,
+    Class,
+    Cond,
+    Const,
+    External,
+    Method,
+    Obj,
+    Sym,
+    Tup,
+    Value,
+    const,
+)
+
+if TYPE_CHECKING:
+    from precisionlint.source.interpret import Interpreter
+    from precisionlint.source.records import Args
+
+NAMED = {"accelerate": re.compile(r"^_?accelerator$"), "fabric": re.compile(r"^_?fabric$")}
+"""What an engine is called that comes from a caller that is not read."""
+MIXED_FP16 = ("fp16", "16-mixed", "16", 16)
+"""What frameworks call fp16 mixed precision."""
+SHOWS_FP16 = re.compile(r"fp16|float16|16-mixed|\bhalf\b")
+OTHER_BACKENDS = ("deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin", "fsdp_plugin")
+"""Arguments of Accelerator that hand scaling and clipping to another engine."""
+PRECISION = {"accelerate": (2, "mixed_precision"), "fabric": (4, "precision")}
+"""Position and name of the argument that says what an engine computes in."""
+
+
+def engine_of(it: Interpreter, state: State, value: Value) -> str:
+    """The framework whose object a value is, or ``""``."""
+    match value:
+        case Obj(cls=External(name=name)):
+            return it.apis.engines.get(name, "")
+        case Obj(cls=Class() as cls):
+            bases = (base for base in it.mro(state, cls) if isinstance(base, External))
+            return next((it.apis.engines[base.name] for base in bases if base.name in it.apis.engines), "")
+        case Sym():
+            name = last_name(value)
+            text = it.module_of(state).text
+            return next(
+                (framework for framework, known in NAMED.items() if known.match(name) and framework in text), ""
+            )
+    return ""
+
+
+def make_engine(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """``Accelerator(mixed_precision=…)``, ``Fabric(precision=…)``: an object that knows what it computes in."""
+    framework = it.apis.engines[callee.name]
+    obj = Obj(it.here(state, instr.at), callee)
+    attributes: dict[str, Value] = {"open": TRUE} if open_ended(args) else {}
+    state.allocate(obj, attributes)
+    if framework in PRECISION:
+        position, name = PRECISION[framework]
+        given = argument(args, position, name)
+        if given is not None and given != NONE:
+            attributes[name] = given
+        elif argument(args, 99, "fp16") == TRUE:  # accelerate before 0.10
+            attributes[name] = const("fp16")
+    backends = (argument(args, 99, backend) for backend in OTHER_BACKENDS)
+    if any(value is not None and value != NONE for value in backends):
+        attributes["another backend"] = TRUE
+    return one(state, obj)
+
+
+def scaling(
+    it: Interpreter, state: State, engine: Value, framework: str, name: str
+) -> Iterator[tuple[State, Engine | None]]:
+    """The paths on which an engine's own scaler is on (with the engine as the checks know it), and those on which it is not."""
+    own = state.heap.get(engine, {})
+    precision = attribute(it, state, engine, PRECISION[framework][1])
+    if own.get("another backend") == TRUE:
+        yield state, None
+    elif isinstance(precision, Const):
+        yield state, Engine(engine, framework, name) if precision.value in MIXED_FP16 else None
+    elif not isinstance(precision, Sym):
+        yield state, None
+    else:
+        mixed = Cond(precision, "eq", const(MIXED_FP16[0] if framework == "accelerate" else MIXED_FP16[1]), True)
+        decided = decide(state.facts.get(precision, NOTHING), mixed)
+        launched = precision.key[0] == "attr" and precision.key[1] == engine
+        if decided is None and not can_be_fp16(it, state, precision, own.get("open") == TRUE):
+            yield state, None
+            return
+        for on, branch in it.fork(state, mixed):
+            yield branch, Engine(engine, framework, name, sure=decided is True or not launched) if on else None
+
+
+def can_be_fp16(it: Interpreter, state: State, precision: Sym, handed_in: bool) -> bool:
+    """Whether the program shows that a precision that it takes from outside may be fp16."""
+    if isinstance(precision.default, Const) and precision.default.value in MIXED_FP16:
+        return True
+    return handed_in or any(SHOWS_FP16.search(module.text) for module in it.global_frames)
+
+
+def labelled(state: State, engine: Engine | None, attribute_name: str) -> tuple[str, ...]:
+    """The branches that are open, with what turns the engine's scaler on among them."""
+    return when(state) if engine is None else (*when(state), f"{engine.name}.{attribute_name} == 'fp16'")
+
+
+def engine_method(
+    it: Interpreter, state: State, instr: p.Call, engine: Value, framework: str, name: str, args: Args
+) -> Outcome | None:
+    """A method of an engine; None where it is one that nothing is known of."""
+    handler = METHODS.get((framework, name))
+    return None if handler is None else handler(it, state, instr, engine, framework, args)
+
+
+def backward(it: Interpreter, state: State, instr: p.Call, engine: Value, framework: str, args: Args) -> Outcome:
+    outcome: Outcome = []
+    for branch, scales in scaling(it, state, engine, framework, receiver_text(instr)):
+        labels = labelled(branch, scales, PRECISION[framework][1])
+        region = known_region(region_of(branch))
+        it.emit(branch, Backward(it.where(branch, instr.at), labels, None, None, region, None, scales))
+        outcome.append((branch, NONE))
+    return outcome
+
+
+def unscale(it: Interpreter, state: State, instr: p.Call, engine: Value, framework: str, args: Args) -> Outcome:
+    """A clip of the engine's own, which unscales first."""
+    api = f"{receiver_text(instr)}.{instr.func.name}" if isinstance(instr.func, p.Attr) else framework
+    mine = Engine(engine, framework, receiver_text(instr))
+    it.emit(state, Grads(it.where(state, instr.at), when(state), None, "unscale", api, "1/scale", engine=mine))
+    return one(state, result(it, state, instr, Method(engine, "clip"), ()))
+
+
+def prepare(it: Interpreter, state: State, instr: p.Call, engine: Value, framework: str, args: Args) -> Outcome:
+    """``prepare`` and ``setup`` give back what they are given: models, and optimizers that step through the engine from here on."""
+    values = [value for keyword, value in args if keyword is None or keyword not in ("*", "**")]
+    if open_ended(args) or not values:
+        return one(state, result(it, state, instr, Method(engine, "prepare"), args))
+    for value in values:
+        if is_optimizer(it, state, value):
+            state.attributes(value)["engine"] = engine
+    return one(state, values[0] if len(values) == 1 else Tup(tuple(values)))
+
+
+def given_back(it: Interpreter, state: State, instr: p.Call, engine: Value, framework: str, args: Args) -> Outcome:
+    value = argument(args, 0, "model")
+    return one(state, value if value is not None else NONE)
+
+
+METHODS: dict[tuple[str, str], Callable[..., Outcome]] = {
+    ("accelerate", "backward"): backward,
+    ("accelerate", "clip_grad_norm_"): unscale,
+    ("accelerate", "clip_grad_value_"): unscale,
+    ("accelerate", "unscale_gradients"): unscale,
+    ("accelerate", "prepare"): prepare,
+    ("accelerate", "prepare_model"): prepare,
+    ("accelerate", "prepare_optimizer"): prepare,
+    ("accelerate", "unwrap_model"): given_back,
+    ("fabric", "backward"): backward,
+    ("fabric", "clip_gradients"): unscale,
+    ("fabric", "setup"): prepare,
+    ("fabric", "setup_module"): prepare,
+    ("fabric", "setup_optimizers"): prepare,
+}
+
+
+def stepping(it: Interpreter, state: State, optimizer: Value) -> Iterator[tuple[State, Engine | None]]:
+    """The paths on which an optimizer steps through the scaler of the engine that it was handed to, and those on which it does not."""
+    engine = state.heap.get(optimizer, {}).get("engine")
+    framework = engine_of(it, state, engine) if engine is not None else ""
+    if engine is None or framework not in PRECISION:
+        yield state, None
+        return
+    yield from scaling(
+        it, state, engine, framework, it.names.get(getattr(engine, "site", None), "") or last_name(engine)
+    )
