@@ -6,7 +6,7 @@ A finding of ``check`` is matched by its rule and its line, never by its words.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -159,6 +159,14 @@ def lines(audited: Audited, *, format: str, color: bool, all: bool) -> Iterator[
             yield f"  {place.path}:{place.line}: {each.finding.rule}{when}: {verdict}"
     yield ""
     yield f"{audited.script} {audited.ended}"
+
+
+def together(lines: Iterable[str]) -> Iterator[str]:
+    """The lines of a rank, then a wait for the others: a launcher ends the job as soon as one of them has failed."""
+    yield from lines
+    from precisionlint.trace.ranks import part
+
+    part()
 
 
 def to_dict(audited: Audited) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterable
 
-from precisionlint.commands.common import Outcome, UsageError, add_color, colored
+from precisionlint.commands.common import Outcome, UsageError, add_color, colored, complain
 
 EXIT_CODES = """\
 exit codes:
@@ -31,7 +32,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     audit.add_argument("--step", metavar="N", type=_step, default=2, help="which iteration to audit (default: 2)")
     audit.add_argument("--keep-running", action="store_true", help="let the script go on after that step")
     audit.add_argument("--format", choices=("text", "json"), default="text", help="how to report (default: text)")
-    audit.add_argument("--out", metavar="FILE", help="write the report there instead of to standard output")
+    audit.add_argument("--out", metavar="FILE", help="write the report there (of several ranks: FILE-rankN)")
     audit.add_argument("--values", action="store_true", help="read every result, to name the first that is not finite")
     audit.add_argument("--all", action="store_true", help="list every op and place instead of groups")
     add_color(audit)
@@ -74,13 +75,27 @@ def run(options: argparse.Namespace) -> Outcome:
         )
     except (PolicyError, UnsupportedTorchError) as error:
         raise UsageError(str(error)) from error
+    rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     color = options.out is None and colored(options.color, sys.stdout)
     lines = audit_command.lines(audited, format=options.format, color=color, all=options.all)
-    if options.out is None:
-        return Outcome(audited.exit_code, lines)
+    if options.out is not None:
+        _write(options.out if world == 1 else _of_rank(options.out, rank), lines)
+        lines = iter(())
+    elif rank > 0:
+        complain(f"rank {rank}: {next(lines)} (with --out each rank writes its report)")
+        lines = iter(())
+    return Outcome(audited.exit_code, lines if world == 1 else audit_command.together(lines))
+
+
+def _write(path: str, lines: Iterable[str]) -> None:
     try:
-        with open(options.out, "w", encoding="utf-8") as file:
+        with open(path, "w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
     except OSError as error:
-        raise UsageError(f"{options.out}: cannot be written: {error.strerror or error}") from error
-    return Outcome(audited.exit_code, ())
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _of_rank(path: str, rank: int) -> str:
+    """``report-rank1.json`` for ``report.json``."""
+    stem, suffix = os.path.splitext(path)
+    return f"{stem}-rank{rank}{suffix}"

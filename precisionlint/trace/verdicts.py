@@ -34,6 +34,7 @@ RULES: Mapping[str, tuple[str, Severity]] = {
     "loss-on-half-logits": ("half-arithmetic", "warning"),
     "lost-updates": ("master-weights", "error"),
     "norm-without-upcast": ("half-arithmetic", "warning"),
+    "ranks-differ": ("data-parallel", "error"),
     "softmax-in-half": ("half-arithmetic", "warning"),
 }
 """The rules that are found here -> family and severity, where the catalogue has no page that says so."""

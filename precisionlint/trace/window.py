@@ -20,7 +20,7 @@ from precisionlint import catalogue, policy
 from precisionlint.audit_report import AuditReport
 from precisionlint.events import Closed, Region
 from precisionlint.findings import Place
-from precisionlint.trace import flops, recorder, settings
+from precisionlint.trace import flops, ranks, recorder, settings
 from precisionlint.trace.activations import Activations
 from precisionlint.trace.casts import Casts
 from precisionlint.trace.custom import Custom
@@ -87,6 +87,7 @@ class Audit:
         self._undo = ExitStack()
         self._place = Place("", 1, 1, 1, 1)
         self._settings: dict[str, str] = {}
+        self._ranks: ranks.Ranks | None = None
         self._report: AuditReport | None = None
 
     def _watcher(self, func: Any) -> Watcher | None:
@@ -151,7 +152,7 @@ class Audit:
         """
         if frame is not None:
             self._place = place(frame.f_code, frame.f_lasti)
-        self._settings = settings.read()
+        self._settings, self._ranks = settings.read(), ranks.meet()
         self.order.snapshot(self._optimizers, self._scalers, frame, regions)
         patches = Patches()
         self._undo.callback(patches.undo)
@@ -170,7 +171,7 @@ class Audit:
         self._undo.close()
         self.order.forget()
         self._timeline.emit(Closed(None, (), self.complete))
-        self._report = summarize(
+        report = summarize(
             self._recorder,
             self.registry,
             self._timeline,
@@ -191,3 +192,4 @@ class Audit:
             complete=self.complete,
             error="" if error is None else f"{type(error).__name__}: {error}",
         )
+        self._report = report if self._ranks is None else self._ranks.exchange(report, self._place)
