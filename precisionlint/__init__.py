@@ -9,31 +9,65 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from precisionlint.findings import Report
+    from precisionlint.findings import Report, Severity
     from precisionlint.trace.window import Audit
 
 __version__ = "0.1.0"
 
 
 def check(
-    paths: Iterable[str],
+    paths: str | Iterable[str],
     *,
     select: Collection[str] = (),
     extend_select: Collection[str] = (),
     ignore: Collection[str] = (),
+    per_file_ignores: Mapping[str, Sequence[str]] | None = None,
+    severity: Mapping[str, Severity] | None = None,
+    require_reason: bool = False,
+    exclude: Sequence[str] = (),
+    extend_exclude: Sequence[str] = (),
     assume: Mapping[str, str] | None = None,
+    device: str = "",
+    config: str | None = None,
+    isolated: bool = False,
+    markdown: bool = False,
+    texts: Mapping[str, str | bytes] | None = None,
 ) -> Report:
     """Reads files and folders as ``precisionlint check`` does and returns what it found.
 
-    ``select``, ``extend_select`` and ``ignore`` hold names of rules or families, or ``all``; ``assume`` limits the reading to
-    one configuration, such as ``{"use_amp": "True"}``. What cannot be read is in the report's ``errors``. Raises
-    catalogue.UnknownNameError for the name of a rule that is not there.
+    The settings are those of ``[tool.precisionlint]`` nearest to each file, or of the file ``config``, or none (``isolated``);
+    what is given here stands above them: ``select``, ``extend_select`` and ``ignore`` hold names of rules or families, or
+    ``all``; ``assume`` limits the reading to one configuration, such as ``{"use_amp": "True"}``. ``texts`` holds what is read
+    instead of a file of that name. What cannot be read is in the report's ``errors``. Raises config.ConfigError for a
+    configuration that cannot be used, catalogue.UnknownNameError for the name of a rule that is not there.
     """
-    from precisionlint import catalogue, checking
+    from precisionlint import checking
+    from precisionlint.config import Configuration
 
-    return checking.check(list(paths), select=catalogue.select(select, extend_select, ignore), assume=assume)
+    overrides = {
+        "select": tuple(select),
+        "extend_select": tuple(extend_select),
+        "ignore": tuple(ignore),
+        "per_file_ignores": {pattern: tuple(names) for pattern, names in (per_file_ignores or {}).items()},
+        "severity": dict(severity or {}),
+        "require_reason": require_reason,
+        "exclude": tuple(exclude),
+        "extend_exclude": tuple(extend_exclude),
+        "assume": dict(assume or {}),
+        "device": device,
+    }
+    given = {name: value for name, value in overrides.items() if value}
+    held = {name: text if isinstance(text, bytes) else text.encode() for name, text in (texts or {}).items()}
+    return checking.check(
+        checking.Request(
+            (paths,) if isinstance(paths, str) else tuple(paths),
+            Configuration(given, path=config, isolated=isolated),
+            texts=held,
+            markdown=markdown,
+        )
+    )
 
 
 def audit(

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from precisionlint import catalogue
 from precisionlint.audit_report import AuditReport
 from precisionlint.findings import Finding, Place
 
@@ -74,9 +73,9 @@ def run(command: Sequence[str], *, module: bool, step: int, keep_running: bool, 
     path = _source(command[0], module)
     findings: tuple[Finding, ...] = ()
     if path is not None:
-        from precisionlint.checking import check
+        from precisionlint import check
 
-        findings = check([path], select=catalogue.select()).findings
+        findings = check([path]).findings
 
     from precisionlint.trace import script
 

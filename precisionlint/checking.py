@@ -1,104 +1,154 @@
-"""``precisionlint check``: source files in, a report out. Reads code and never runs it."""
+"""``precisionlint check``: files in, a report out. Reads code and never runs it.
+
+Finds the files, has each read by the plan that its settings make, and judges what was found by these settings: rules left out
+for some files, severities, comments, a baseline, changed lines.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
 
-from precisionlint import files
-from precisionlint.findings import Coverage, FileError, Finding, GaveUp, Report
+from precisionlint import documents, files, suppress
+from precisionlint.config import Configuration, Settings
+from precisionlint.findings import Coverage, FileError, Finding, Report, Suppressed
+from precisionlint.reader import FileResult, Plan, Reader, read_bytes
 
 STACK = 512 * 1024 * 1024
 """Bytes of stack for reading: deep but legal code needs more than a thread has by default."""
 
+Progress = Callable[[str, int, int], None]
+"""Told before a file is read: its name, how many were read before it, how many there are."""
+T = TypeVar("T")
 
-def check(
-    paths: Sequence[str],
-    *,
-    select: frozenset[str],
-    assume: Mapping[str, str] | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> Report:
-    """Reads files and folders and reports what the selected rules find in them.
 
-    ``assume`` limits the reading to one configuration: option name -> value, as the command line gives them. ``progress`` is
-    called with the name of each file before it is read.
-    """
-    outcome: list[Report | BaseException] = []
+@dataclass(frozen=True)
+class Request:
+    """What a run is asked for. ``texts`` stand for files: name -> content, not read from the disk; ``markdown``: blocks of Python in
+    Markdown texts are read too."""
 
-    def work() -> None:
+    paths: Sequence[str]
+    configuration: Configuration
+    texts: Mapping[str, bytes] = field(default_factory=dict)
+    markdown: bool = False
+    progress: Progress | None = None
+
+
+def check(request: Request) -> Report:
+    """Reads what a request names and reports what is wrong there. Raises ConfigError, catalogue.UnknownNameError."""
+    return with_deep_stack(lambda: _check(request))
+
+
+def with_deep_stack(work: Callable[[], T]) -> T:
+    """Runs a function in a thread with ``STACK`` bytes of stack; what it raises is raised here."""
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def target() -> None:
         try:
-            outcome.append(_check(paths, select, dict(assume or {}), progress))
+            outcome.append(work())
         except BaseException as error:  # handed on to the caller's thread
-            outcome.append(error)
+            failure.append(error)
 
     limit, size = sys.getrecursionlimit(), threading.stack_size(STACK)
     sys.setrecursionlimit(100_000)
     try:
-        thread = threading.Thread(target=work, name="precisionlint")
+        thread = threading.Thread(target=target, name="precisionlint", daemon=True)
         thread.start()
         thread.join()
     finally:
         threading.stack_size(size)
         sys.setrecursionlimit(limit)
-    result = outcome[0]
-    if isinstance(result, BaseException):
-        raise result
-    return result
+    if failure:
+        raise failure[0]
+    return outcome[0]
 
 
-def _check(
-    paths: Sequence[str], select: frozenset[str], assume: dict[str, str], progress: Callable[[str], None] | None
-) -> Report:
-    from precisionlint.source.screen import worth_parsing
-    from precisionlint.subjects import SUBJECTS, File
-
-    found, errors = files.find(paths)
+def _check(request: Request) -> Report:
+    suffixes = documents.SUFFIXES + (documents.MARKDOWN if request.markdown else ())
+    on_disk = [path for path in request.paths if path not in request.texts]
+    found, errors = files.find(on_disk, request.configuration, suffixes)
+    found += [(name, Path(name)) for name in request.texts]
+    settings = {display: request.configuration.of(path) for display, path in found}
+    results = _read(request, found, settings)
 
     findings: list[Finding] = []
-    total = Totals()
-    run: Any = None
+    suppressed: list[Suppressed] = []
     for display, path in found:
-        if progress is not None:
-            progress(display)
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            errors.append(FileError(display, None, f"cannot be read: {error.strerror or error}"))
-            continue
-        trains = display.endswith(".py") and worth_parsing(data)
-        subjects = [subject for subject in SUBJECTS if subject.wants(display, data)]
-        if not trains and not subjects:
-            continue
-        if run is None:
-            from precisionlint.source.run import Run
-
-            run = Run(select, assume)
-        if trains:
-            findings.extend(run.file(display, path, data, errors, total))
-        if subjects:
-            total.read += not trains
-            findings.extend(run.facts(File(display, path, data), subjects, errors))
-    findings.sort(key=lambda f: (f.place, f.rule, f.message))
+        result = results[display]
+        errors += result.errors
+        kept, silenced = judged(result, settings[display], path)
+        findings += kept
+        suppressed += silenced
     return Report(
-        tuple(findings), tuple(sorted(errors, key=lambda e: (e.path, e.line or 0))), total.coverage(len(found))
+        tuple(sorted(findings, key=_order)),
+        tuple(sorted(errors, key=lambda e: (e.path, e.line or 0))),
+        coverage(results.values()),
+        tuple(sorted(suppressed, key=lambda each: _order(each.finding))),
     )
 
 
-class Totals:
+def _order(finding: Finding) -> tuple[object, ...]:
+    place = finding.place
+    return (place.path, place.cell, place, finding.rule, finding.message)
+
+
+def plan_of(settings: Settings) -> Plan:
+    """The plan by which files of these settings are read."""
+    return Plan(settings.rules, tuple(sorted(settings.assume.items())), settings.device)
+
+
+def _read(
+    request: Request, found: Sequence[tuple[str, Path]], settings: Mapping[str, Settings]
+) -> dict[str, FileResult]:
+    """What each file holds, by its name."""
+    readers: dict[Plan, Reader] = {}
+    results: dict[str, FileResult] = {}
+    for number, (display, path) in enumerate(found):
+        if request.progress is not None:
+            request.progress(display, number, len(found))
+        plan = plan_of(settings[display])
+        reader = readers.setdefault(plan, Reader(plan))
+        data = read_bytes(display, path, request.texts)
+        results[display] = (
+            FileResult(errors=(data,)) if isinstance(data, FileError) else reader.file(display, path, data)
+        )
+    return results
+
+
+def judged(result: FileResult, settings: Settings, path: Path) -> tuple[list[Finding], list[Suppressed]]:
+    """What counts of a file's findings by its settings and comments, and what these comments silence."""
+    off = settings.ignores(path.resolve().as_posix())
+    findings = [
+        (replace(each, severity=settings.severity_of(each.rule) or each.severity), covered)
+        for each, covered in zip(result.findings, result.covered, strict=True)
+        if each.rule not in off
+    ]
+    if not result.comments:
+        return [each for each, _ in findings], []
+    judge = result.complete and not settings.assume
+    kept, suppressed = suppress.apply(findings, result.comments, settings.rules - off, judge=judge)
+    return [replace(each, severity=settings.severity_of(each.rule) or each.severity) for each in kept], suppressed
+
+
+def coverage(results: Iterable[FileResult]) -> Coverage:
     """How far reading went, summed over files."""
-
-    def __init__(self) -> None:
-        self.read = self.programs = self.loops = self.optimizers = self.scalers = 0
-        self.recipes: list[str] = []
-        self.gave_up: list[GaveUp] = []
-
-    def coverage(self, count: int) -> Coverage:
-        recipes = tuple(name for name, _ in Counter(self.recipes).most_common())
-        return Coverage(
-            count, self.read, self.programs, self.loops, self.optimizers, self.scalers, recipes,
-            tuple(sorted(self.gave_up, key=lambda g: (g.path, g.line, g.what))),
-        )  # fmt: skip
+    results = list(results)
+    totals = [each.totals for each in results]
+    recipes = Counter(recipe for each in totals for recipe in each.recipes)
+    places = [place for each in totals for place in each.gave_up]
+    return Coverage(
+        len(results),
+        sum(each.read for each in totals),
+        sum(each.programs for each in totals),
+        sum(each.loops for each in totals),
+        sum(each.optimizers for each in totals),
+        sum(each.scalers for each in totals),
+        tuple(name for name, _ in recipes.most_common()),
+        tuple(sorted(places, key=lambda place: (place.path, place.line, place.what))),
+    )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from precisionlint import __version__, catalogue
 from precisionlint.commands import audit, check, rules, verify
 from precisionlint.commands.common import Outcome, UsageError, complain
+from precisionlint.config import ConfigError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(arguments)
         return _write(options.run(options))
-    except (UsageError, catalogue.UnknownNameError, catalogue.CatalogueError) as error:
+    except (UsageError, ConfigError, catalogue.UnknownNameError, catalogue.CatalogueError) as error:
         complain(str(error))
         return 2
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 """Which files a run reads: every file that is named, and the Python files in named folders that are the project's own.
 
 A folder is walked without what git ignores (`.gitignore` files from the repository's root down, `.git/info/exclude`;
-not a user's global ignore file), environments, build output and hidden names. Links to folders are not followed, as git
+not a user's global ignore file), what the settings exclude, environments and hidden names. Links to folders are not followed, as git
 does not follow them, so no walk is endless. What is in the files is no matter here.
 """
 
@@ -14,11 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precisionlint import gitignore
+from precisionlint.config import Configuration
 from precisionlint.findings import FileError
-
-SKIPPED = frozenset({"build", "dist", "node_modules", "site-packages", "__pycache__"})
-"""Folders of what others wrote or a tool made. Hidden names are skipped too: editors leave locks that end in `.py`, and
-archives from a Mac resource forks."""
 
 ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
 
@@ -40,16 +37,19 @@ class _Ignores:
     patterns: gitignore.Patterns
 
 
-def find(paths: Iterable[str]) -> tuple[list[tuple[str, Path]], list[FileError]]:
+def find(
+    paths: Iterable[str], configuration: Configuration | None = None, suffixes: tuple[str, ...] = (".py",)
+) -> tuple[list[tuple[str, Path]], list[FileError]]:
     """The files to read as (path as the user would write it, path), and an error for each path that cannot be read.
 
     Both are sorted, and neither depends on the order of `paths`. A file that is reached in several ways is there once,
-    under its shortest name.
+    under its shortest name. In folders only names with one of the `suffixes` count. Raises ConfigError.
     """
+    configuration = configuration or Configuration(isolated=True)
     files: dict[str, _Found] = {}
     errors: dict[str, FileError] = {}
     for given in sorted(set(paths)):
-        for found in _below(given):
+        for found in _below(given, configuration, suffixes):
             if isinstance(found, FileError):
                 errors[found.path] = found
                 continue
@@ -59,14 +59,25 @@ def find(paths: Iterable[str]) -> tuple[list[tuple[str, Path]], list[FileError]]
     return [(each.display, each.path) for each in by_name], [errors[path] for path in sorted(errors)]
 
 
-def _below(given: str) -> Iterator[_Found | FileError]:
+def _below(given: str, configuration: Configuration, suffixes: tuple[str, ...]) -> Iterator[_Found | FileError]:
     display = given.replace(os.sep, "/")
     if not os.path.isdir(given):  # as it stands: `Path("")` would be the current folder
-        yield _file(given, display)
+        found = _file(given, display)
+        if isinstance(found, FileError) or not _excluded_by_force(Path(found.real), configuration):
+            yield found
     elif display.rstrip("/") == ".":
-        yield from _walk(Path(given), "")
+        yield from _walk(Path(given), "", configuration, suffixes)
     else:
-        yield from _walk(Path(given), display.rstrip("/") + "/")
+        yield from _walk(Path(given), display.rstrip("/") + "/", configuration, suffixes)
+
+
+def _excluded_by_force(path: Path, configuration: Configuration) -> bool:
+    """Whether a file is left out although it was named: hooks name files that the project excludes."""
+    settings = configuration.of_folder(path.parent)
+    if not settings.force_exclude:
+        return False
+    above = (each for each in path.parents if settings.base in each.parents)
+    return settings.excludes(str(path)) or any(settings.excludes(f"{folder}/") for folder in above)
 
 
 def _file(path: str, display: str) -> _Found | FileError:
@@ -81,7 +92,9 @@ def _file(path: str, display: str) -> _Found | FileError:
     return _Found(display, Path(path), os.path.realpath(path))
 
 
-def _walk(top: Path, prefix: str) -> Iterator[_Found | FileError]:
+def _walk(
+    top: Path, prefix: str, configuration: Configuration, suffixes: tuple[str, ...]
+) -> Iterator[_Found | FileError]:
     """What lies below a folder. `prefix` stands before each display name: empty, or ending in `/`."""
     real_top = top.resolve()
     pending = [(top, prefix, real_top, _ignores_above(real_top))]
@@ -96,23 +109,20 @@ def _walk(top: Path, prefix: str) -> Iterator[_Found | FileError]:
         if real != real_top and names & ENVIRONMENT_MARKS:
             continue
         ignores = _ignores_in(real, names, ignores)
+        settings = configuration.of_folder(real)
         for entry in entries:
-            if entry.name.startswith("."):
+            if entry.name.startswith("."):  # editors leave locks that end in `.py`, archives from a Mac resource forks
                 continue
             display, inside = prefix + entry.name, real / entry.name
             if entry.is_dir(follow_symlinks=False):
-                if not _skipped(entry.name) and not _ignored(f"{inside}/", ignores):
+                if not settings.excludes(f"{inside}/") and not _ignored(f"{inside}/", ignores):
                     pending.append((folder / entry.name, f"{display}/", inside, ignores))
-            elif not entry.name.endswith(".py") or _ignored(str(inside), ignores):
+            elif not entry.name.endswith(suffixes) or _ignored(str(inside), ignores) or settings.excludes(str(inside)):
                 continue
             elif entry.is_file(follow_symlinks=False):
                 yield _Found(display, Path(entry.path), str(inside))
             elif not os.path.isdir(entry):  # `entry.is_dir()` raises on a link to itself
                 yield _file(entry.path, display)
-
-
-def _skipped(name: str) -> bool:
-    return name in SKIPPED or name.endswith(".egg-info")
 
 
 def _reason(error: OSError) -> str:

@@ -9,6 +9,8 @@ from typing import Literal
 
 Severity = Literal["error", "warning", "info"]
 Confidence = Literal["certain", "likely"]
+Suppressor = Literal["comment", "baseline", "unchanged"]
+"""A comment in the source, an entry of a baseline, or a line that has not changed since the revision compared with."""
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 """From the gravest down: the order in which they are counted and listed."""
@@ -16,13 +18,19 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """A span of source text."""
+    """A span of source text. In a notebook ``cell`` counts all its cells from 1 and lines count within the cell; else it is 0."""
 
     path: str
     line: int
     column: int
     end_line: int
     end_column: int
+    cell: int = 0
+
+    @property
+    def where(self) -> str:
+        """``train.py:3``, or ``notes.ipynb:cell 2:3``."""
+        return f"{self.path}:cell {self.cell}:{self.line}" if self.cell else f"{self.path}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,16 @@ class Finding:
     when: str = ""
     """The configuration in which it happens, such as `args.fp16 is set`; empty where it always does."""
     trace: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
+class Suppressed:
+    """A finding that does not count, what says so, and the reason given there. ``at`` is the comment's place."""
+
+    finding: Finding
+    by: Suppressor
+    reason: str = ""
+    at: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -87,10 +105,18 @@ class Report:
     findings: tuple[Finding, ...]
     errors: tuple[FileError, ...]
     coverage: Coverage
+    suppressed: tuple[Suppressed, ...] = ()
+    stale: tuple[str, ...] = ()
+    """Entries of the baseline that no finding fits any more, in words."""
 
     @property
     def exit_code(self) -> int:
-        """2 where a file could not be read, 1 where a finding fails the run, else 0."""
+        """2 where a file could not be read, 1 where an error or a warning was found, else 0."""
+        return self.exit_code_at("warning")
+
+    def exit_code_at(self, fail_on: Severity) -> int:
+        """2 where a file could not be read, 1 where a finding is at least as grave as ``fail_on``, else 0."""
         if self.errors:
             return 2
-        return int(any(finding.severity != "info" for finding in self.findings))
+        grave = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
+        return int(any(finding.severity in grave for finding in self.findings))

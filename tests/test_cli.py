@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from precisionlint import __version__, catalogue, cli
+from precisionlint.checking import Request
+from precisionlint.config import Settings
 from precisionlint.findings import Coverage, FileError, Finding, GaveUp, Place, Report
 
 COMMAND = [sys.executable, "-m", "precisionlint"]
@@ -27,19 +29,23 @@ class Checker:
 
     def __init__(self) -> None:
         self.report = NOTHING
-        self.paths: Sequence[str] = ()
-        self.select: frozenset[str] = frozenset()
-        self.assume: Mapping[str, str] = {}
+        self.request: Request | None = None
 
-    def check(self, paths: Sequence[str], *, select: frozenset[str], assume: Mapping[str, str]) -> Report:
-        self.paths, self.select, self.assume = paths, select, assume
+    def check(self, request: Request) -> Report:
+        self.request = request
         return self.report
+
+    @property
+    def settings(self) -> Settings:
+        assert self.request is not None
+        return self.request.configuration.of_folder(Path.cwd())
 
 
 @pytest.fixture
 def checker(monkeypatch: pytest.MonkeyPatch) -> Checker:
     checker, module = Checker(), ModuleType("precisionlint.checking")
     module.check = checker.check  # type: ignore[attr-defined]
+    module.Request = Request  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "precisionlint.checking", module)
     return checker
 
@@ -102,7 +108,7 @@ def test_version():
             ["check", "a.py", "--ignore", "xyzzy"],
             "no rule or family is called 'xyzzy'; `precisionlint rules` lists them",
         ),
-        (["check", "a.py", "--ignore", "all"], "these options leave no rule to look for"),
+        (["check", "a.py", "--ignore", "all"], "these settings leave no rule to look for"),
         (["check", "a.py", "--select", "lost-updates"], "check finds none of these rules"),
         (["check", "a.py", "--assume", "use_amp"], "'use_amp' is not NAME=VALUE"),
         (["check", "a.py", "--assume", "=True"], "'=True' is not NAME=VALUE"),
@@ -117,24 +123,25 @@ def test_version():
 )
 def test_wrong_usage_is_one_complaint_and_exit_code_2(checker, capsys, arguments: list[str], complaint: str):
     assert complaint in usage_error(capsys, *arguments)
-    assert checker.paths == ()
+    assert checker.request is None
 
 
 def test_check_hands_on_what_it_was_told(checker: Checker):
     options = ["--assume", "args.fp16=True", "--assume", "mode = a=b", "--no-cache"]
     assert cli.main(["check", "b.py", "a", *options]) == 0
-    assert list(checker.paths) == ["b.py", "a"]
-    assert checker.assume == {"args.fp16": "True", "mode": "a=b"}
-    assert checker.select == catalogue.select()
+    assert checker.request is not None
+    assert list(checker.request.paths) == ["b.py", "a"]
+    assert checker.settings.assume == {"args.fp16": "True", "mode": "a=b"}
+    assert checker.settings.rules == catalogue.select()
 
 
 def test_selections_may_be_repeated_and_separated_by_commas(checker: Checker):
     cli.main(
         ["check", "a", "--select", "loss-scaling, tf32-off", "--select", "double-unscale", "--ignore", "loss-scaling"]
     )
-    assert checker.select == {"tf32-off", "double-unscale"}
+    assert checker.settings.rules == {"tf32-off", "double-unscale"}
     cli.main(["check", "a", "--extend-select", "all"])
-    assert checker.select == set(catalogue.load())
+    assert checker.settings.rules == set(catalogue.load())
 
 
 @pytest.mark.parametrize(
@@ -197,10 +204,10 @@ def test_an_interrupt_ends_quietly_with_130(tmp_path: Path):
         "import signal, sys, time, types\n"
         "from precisionlint import cli\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in a background job
-        "def check(*_, **__):\n"
+        "def check(*_):\n"
         "    print('started', flush=True)\n"
         "    time.sleep(60)\n"
-        "sys.modules['precisionlint.checking'] = types.SimpleNamespace(check=check)\n"
+        "sys.modules['precisionlint.checking'] = types.SimpleNamespace(check=check, Request=lambda *_, **__: None)\n"
         "sys.exit(cli.main(['check', '.']))\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=-1, stderr=-1, text=True) as process:

@@ -205,13 +205,15 @@ def test_json_is_the_schema_that_programs_rely_on():
                 "column": 2,
                 "end_line": 3,
                 "end_column": 42,
+                "cell": 0,
                 "trace": [
-                    {"path": "train.py", "line": 1, "message": "'scaler' scales the loss"},
-                    {"path": "train.py", "line": 3, "message": "clipped here"},
+                    {"path": "train.py", "line": 1, "cell": 0, "message": "'scaler' scales the loss"},
+                    {"path": "train.py", "line": 3, "cell": 0, "message": "clipped here"},
                 ],
                 "fix": None,
             }
         ],
+        "suppressed": [],
         "errors": [
             {"path": "bad.py", "line": 3, "message": "invalid syntax"},
             {"path": "gone.py", "line": None, "message": "gone"},

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
+from pathlib import Path
+from typing import Any
 
 from precisionlint import catalogue
 from precisionlint.commands.common import Outcome, UsageError, add_color, colored, complain, words
+from precisionlint.config import DEVICES, Configuration, Settings, shown
 
 EXIT_CODES = """\
 exit codes:
@@ -26,15 +30,22 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    check.add_argument("paths", metavar="PATH", nargs="+", help="a file, or a folder: its Python files")
-    rules = check.add_argument_group("which rules", "RULES: names, families or `all`, separated by commas")
+    check.add_argument("paths", metavar="PATH", nargs="+", help="a file, or a folder: its Python files and notebooks")
+    _add_rules(check.add_argument_group("which rules", "RULES: names, families or `all`, separated by commas"))
+    _add_files(check.add_argument_group("which files and settings"))
+    _add_report(check.add_argument_group("how to report"))
+    check.add_argument("--no-cache", action="store_true", help="read everything anew (there is no cache yet)")
+    check.set_defaults(run=run)
+
+
+def _add_rules(group: argparse._ArgumentGroup) -> None:
     for option, text in (
         ("--select", "look for these rules only"),
         ("--extend-select", "look for these rules too"),
         ("--ignore", "do not look for these rules"),
     ):
-        rules.add_argument(option, metavar="RULES", type=words, action="extend", default=[], help=text)
-    check.add_argument(
+        group.add_argument(option, metavar="RULES", type=words, action="extend", default=[], help=text)
+    group.add_argument(
         "--assume",
         metavar="NAME=VALUE",
         type=_assumption,
@@ -42,11 +53,29 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         default=[],
         help="read one configuration only, such as use_amp=True",
     )
-    check.add_argument("--format", choices=("text", "json"), default="text", help="how to report (default: text)")
-    check.add_argument("--verbose", action="store_true", help="name each place where reading gave up")
-    check.add_argument("--no-cache", action="store_true", help="read everything anew (there is no cache yet)")
-    add_color(check)
-    check.set_defaults(run=run)
+    group.add_argument("--device", choices=DEVICES, help="what the programs train on, whatever they say")
+    group.add_argument(
+        "--require-reason", action="store_true", help="ask for a reason in comments that silence findings"
+    )
+
+
+def _add_files(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--exclude", metavar="PATTERN", action="append", default=[], help="leave out instead of the default"
+    )
+    group.add_argument("--extend-exclude", metavar="PATTERN", action="append", default=[], help="leave out too")
+    group.add_argument("--force-exclude", action="store_true", help="leave out excluded files even if they are named")
+    group.add_argument("--markdown", action="store_true", help="read blocks of Python in Markdown files too")
+    group.add_argument("--config", metavar="FILE", help="take the settings from this file")
+    group.add_argument("--isolated", action="store_true", help="take no settings from files")
+    group.add_argument("--show-settings", action="store_true", help="show the settings of each PATH and stop")
+
+
+def _add_report(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--format", choices=("text", "json"), default="text", help="how to report (default: text)")
+    group.add_argument("--show-suppressed", action="store_true", help="show what comments silence")
+    group.add_argument("--verbose", action="store_true", help="name each place where reading gave up")
+    add_color(group)
 
 
 def _assumption(text: str) -> tuple[str, str]:
@@ -57,20 +86,18 @@ def _assumption(text: str) -> tuple[str, str]:
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    select = catalogue.select(options.select, options.extend_select, options.ignore)
-    if not select:
-        raise UsageError("these options leave no rule to look for")
-    if not any("check" in catalogue.find(name).found_by for name in select):
-        raise UsageError("check finds none of these rules; `precisionlint rules` says what does")
-    assume = dict(options.assume)
-    for name, value in options.assume:
-        if assume[name] != value:
-            raise UsageError(f"--assume gives {name} two values, {value} and {assume[name]}")
+    if options.config is not None and options.isolated:
+        raise UsageError("--config and --isolated contradict each other")
+    configuration = Configuration(_overrides(options), path=options.config, isolated=options.isolated)
+    settings = _settings(configuration, options.paths[0])
+    if options.show_settings:
+        return Outcome(0, _settings_lines(configuration, options.paths))
+    _require_rules(settings)
 
-    from precisionlint.checking import check
+    from precisionlint.checking import Request, check
     from precisionlint.report import json, text
 
-    report = check(options.paths, select=select, assume=assume)
+    report = check(Request(tuple(options.paths), configuration, markdown=options.markdown))
     for error in report.errors:
         print(text.error_line(error), file=sys.stderr)
     if not report.coverage.files and not report.errors:
@@ -78,4 +105,46 @@ def run(options: argparse.Namespace) -> Outcome:
     if options.format == "json":
         return Outcome(report.exit_code, [json.dumps(report)])
     color = colored(options.color, sys.stdout)
-    return Outcome(report.exit_code, text.render(report, color=color, verbose=options.verbose))
+    lines = text.render(report, color=color, verbose=options.verbose, suppressed=options.show_suppressed)
+    return Outcome(report.exit_code, lines)
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the command line gives."""
+    assume = dict(options.assume)
+    for name, value in options.assume:
+        if assume[name] != value:
+            raise UsageError(f"--assume gives {name} two values, {value} and {assume[name]}")
+    values: dict[str, Any] = {
+        "select": tuple(options.select),
+        "extend_select": tuple(options.extend_select),
+        "ignore": tuple(options.ignore),
+        "exclude": tuple(options.exclude),
+        "extend_exclude": tuple(options.extend_exclude),
+        "force_exclude": options.force_exclude,
+        "require_reason": options.require_reason,
+        "assume": assume,
+        "device": options.device,
+    }
+    return {name: value for name, value in values.items() if value}
+
+
+def _settings(configuration: Configuration, path: str) -> Settings:
+    """The settings of a file or of the files in a folder."""
+    return configuration.of_folder(Path(path).resolve()) if os.path.isdir(path) else configuration.of(Path(path))
+
+
+def _settings_lines(configuration: Configuration, paths: list[str]) -> list[str]:
+    lines: list[str] = []
+    for path in paths:
+        if len(paths) > 1:
+            lines += ["", f"# {path}"] if lines else [f"# {path}"]
+        lines += shown(_settings(configuration, path))
+    return lines
+
+
+def _require_rules(settings: Settings) -> None:
+    if not settings.rules:
+        raise UsageError("these settings leave no rule to look for")
+    if not any("check" in catalogue.find(name).found_by for name in settings.rules):
+        raise UsageError("check finds none of these rules; `precisionlint rules` says what does")

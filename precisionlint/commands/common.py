@@ -22,7 +22,7 @@ class Outcome:
     lines: Iterable[str]
 
 
-def add_color(command: argparse.ArgumentParser) -> None:
+def add_color(command: argparse._ActionsContainer) -> None:
     command.add_argument(
         "--color",
         choices=("auto", "always", "never"),

@@ -4,6 +4,7 @@ import tokenize
 import unicodedata
 from dataclasses import dataclass
 
+from precisionlint import documents
 from precisionlint.findings import Place
 
 WIDTH = 120
@@ -21,12 +22,16 @@ class Excerpt:
     length: int
 
 
-def lines(path: str) -> tuple[str, ...]:
-    """A file's lines as Python counts them; none where it cannot be read any more."""
+def lines(path: str, cell: int = 0) -> tuple[str, ...]:
+    """The lines of a file, or of a notebook's cell, as Python counts them; none where it cannot be read any more."""
     try:
+        if cell:
+            with open(path, "rb") as notebook:
+                cells = documents.load(notebook.read())["cells"]
+            return tuple(documents.source_of(cells[cell - 1]).split("\n"))  # type: ignore[index]
         with tokenize.open(path) as file:
             return tuple(file.read().split("\n"))
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, LookupError, documents.DocumentError):
         return ()
 
 

@@ -15,6 +15,10 @@ def dumps(report: Report) -> str:
         {
             "schema": SCHEMA,
             "findings": [finding_dict(finding) for finding in report.findings],
+            "suppressed": [
+                {**finding_dict(each.finding), "suppressed_by": each.by, "reason": each.reason}
+                for each in report.suppressed
+            ],
             "errors": [asdict(error) for error in report.errors],
             "coverage": asdict(report.coverage),
         },
@@ -33,7 +37,8 @@ def finding_dict(finding: Finding) -> dict[str, Any]:
         "when": finding.when,
         **asdict(finding.place),
         "trace": [
-            {"path": step.place.path, "line": step.place.line, "message": step.message} for step in finding.trace
+            {"path": step.place.path, "line": step.place.line, "cell": step.place.cell, "message": step.message}
+            for step in finding.trace
         ],
         "fix": None,
     }

@@ -6,7 +6,7 @@ Colours are plain terminal codes: a library for them would cost a quarter of a s
 from collections.abc import Iterator
 from functools import cache
 
-from precisionlint.findings import SEVERITIES, Coverage, FileError, Finding, Report
+from precisionlint.findings import SEVERITIES, Coverage, FileError, Finding, Report, Suppressed
 from precisionlint.report.excerpt import excerpt, lines, shown
 
 RECIPES = 3
@@ -14,12 +14,15 @@ RECIPES = 3
 COLORS = {"error": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "faint": "2", "gutter": "34"}
 
 
-def render(report: Report, *, color: bool = False, verbose: bool = False) -> Iterator[str]:
-    """The report's lines, without the errors (`error_line`), which belong on another stream."""
+def render(report: Report, *, color: bool = False, verbose: bool = False, suppressed: bool = False) -> Iterator[str]:
+    """The report's lines, without the errors (`error_line`), which belong on another stream. ``suppressed``: with what does not count."""
     source = cache(lines)
     for finding in report.findings:
-        path = finding.place.path
-        yield from finding_lines(finding, source(path), color)
+        yield from finding_lines(finding, source(finding.place.path, finding.place.cell), color)
+        yield ""
+    for each in report.suppressed if suppressed else ():
+        yield suppressed_line(each, color)
+    if suppressed and report.suppressed:
         yield ""
     yield _verdict(report, color)
     recipes = report.coverage.recipes
@@ -39,10 +42,17 @@ def error_line(error: FileError) -> str:
     return f"precisionlint: {shown(where)}: {shown(error.message)}"
 
 
+def suppressed_line(each: Suppressed, color: bool) -> str:
+    """A finding that does not count, and why."""
+    finding = each.finding
+    where = paint(f"{shown(finding.place.where)}:{finding.place.column}", "faint", color)
+    return f"{where}: {each.by}: {finding.rule}: {shown(each.reason or 'no reason given')}"
+
+
 def finding_lines(finding: Finding, source: tuple[str, ...], color: bool) -> Iterator[str]:
     """A finding with its source line and its path."""
     place = finding.place
-    where = paint(f"{shown(place.path)}:{place.line}:{place.column}", "strong", color)
+    where = paint(f"{shown(place.where)}:{place.column}", "strong", color)
     what = f"{paint(finding.severity, finding.severity, color)} {paint(finding.rule, 'strong', color)}"
     doubt = " [likely]" if finding.confidence == "likely" else ""
     when = paint(f" (when {shown(finding.when)})", "faint", color) if finding.when else ""
@@ -55,7 +65,7 @@ def finding_lines(finding: Finding, source: tuple[str, ...], color: bool) -> Ite
         yield f"{' ' * len(str(place.line))} {bar} {' ' * part.offset}{carets}"
     width = len(str(len(finding.trace)))
     for number, step in enumerate(finding.trace, 1):
-        station = paint(f"{shown(step.place.path)}:{step.place.line}:", "faint", color)
+        station = paint(f"{shown(step.place.where)}:", "faint", color)
         yield f"  {number:>{width}}. {station} {shown(step.message)}"
 
 
@@ -63,6 +73,8 @@ def _verdict(report: Report, color: bool) -> str:
     counts = {each: sum(finding.severity == each for finding in report.findings) for each in SEVERITIES}
     found = [paint(counted(number, each), each, color) for each, number in counts.items() if number]
     verdict = f"found {', '.join(found)}" if found else "found nothing"
+    if report.suppressed:
+        verdict += f"; {len(report.suppressed)} suppressed (--show-suppressed lists them)"
     return f"{verdict}; could not read {counted(len(report.errors), 'file')}" if report.errors else verdict
 
 

@@ -51,7 +51,7 @@ def parse(data: bytes) -> tuple[cst.Module, ast.Module]:
         return cst.parse_module(data), syntax
     except cst.ParserSyntaxError as error:
         raise UnreadableError(error.raw_line, "libcst cannot parse this file") from None
-    except (UnicodeDecodeError, LookupError) as error:
+    except (UnicodeDecodeError, LookupError, SyntaxError) as error:
         raise UnreadableError(None, f"cannot be decoded: {error}") from None
     except (RecursionError, MemoryError):
         raise UnreadableError(None, "nested too deeply to be parsed") from None

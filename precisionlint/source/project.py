@@ -174,10 +174,11 @@ def find_root(path: Path) -> Path:
 
 
 class Project:
-    """The modules under one root, each loaded at most once."""
+    """The modules under one root, each loaded at most once. ``device``: what its programs train on, where the settings say so."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, device: str = "") -> None:
         self.root = root
+        self.device = device
         self.modules: dict[Path, ProjectModule | None] = {}
         self.errors: dict[Path, UnreadableError] = {}
         self.outlines: dict[Path, Outline | None] = {}

@@ -198,7 +198,8 @@ class Reader:
 
 def opened(module: ProjectModule, text: str, complete: bool) -> Opened:
     """What is known of a program before it runs."""
-    node = torch_import(module) if CUDA.search(text) else None
+    device = module.project.device or ("cuda" if CUDA.search(text) else "")
+    node = torch_import(module) if device == "cuda" else None
     at = Where(module, node, ()) if node is not None else None
     return Opened(at, (), complete, "cuda" if node is not None else "")
 

@@ -23,7 +23,7 @@ from precisionlint.source.values import Const, Value, const
 from precisionlint.subjects import File, Subject
 
 if TYPE_CHECKING:
-    from precisionlint.checking import Totals
+    from precisionlint.reader import Totals
 
 CONFIGURATION = re.compile(r"(?:not )?[\w.\[\]'\"]+(?: (?:==|!=|is|is not|in|not in|<|<=|>|>=) [\w.'\"\[\]-]+)?$")
 """A branch that a reader would call a configuration: a name, or a name held against a name or constant."""
@@ -49,10 +49,11 @@ def assumed(text: str) -> Const:
 class Run:
     """The state of one run."""
 
-    def __init__(self, select: frozenset[str], assume: dict[str, str]) -> None:
+    def __init__(self, select: frozenset[str], assume: dict[str, str], device: str = "") -> None:
         self.rules = catalogue.load()
         self.judge = Judge(check for name, check in RULES.items() if name in select)
         self.assume: dict[str, Value] = {name: assumed(text) for name, text in assume.items()}
+        self.device = device
         self.projects: dict[Path, Project] = {}
         self.roots: dict[Path, Path] = {}
         self.alone: dict[Path, frozenset[tuple[str, int]]] = {}
@@ -63,7 +64,7 @@ class Run:
             self.roots[folder] = find_root(path)
         root = self.roots[folder]
         if root not in self.projects:
-            self.projects[root] = Project(root)
+            self.projects[root] = Project(root, self.device)
         return self.projects[root]
 
     def file(self, display: str, path: Path, data: bytes, errors: list[FileError], total: Totals) -> list[Finding]:
@@ -174,10 +175,10 @@ class Run:
         total.optimizers += len(coverage.optimizers)
         total.scalers += len(coverage.scalers)
         if recipe := coverage.recipe.text():
-            total.recipes.append(recipe)
+            total.recipes += (recipe,)
         for (where, node), what in coverage.gave_up.items():
             place = places.of(where, getattr(node, "node", node))
-            total.gave_up.append(GaveUp(place.path, place.line, what))
+            total.gave_up += (GaveUp(place.path, place.line, what),)
 
 
 def internal_error(display: str, error: Exception) -> FileError:

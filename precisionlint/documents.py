@@ -1,0 +1,206 @@
+"""The programs that a file holds: one in a Python file, one in a notebook (its code cells in order), one in each block of Markdown.
+
+A program is Python source with its lines where the reader needs them; ``Program.locate`` leads from a place in it to the place in
+the document. What IPython adds to the language is replaced by Python of as many lines that does as little as is known of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from precisionlint.findings import Place
+
+NOTEBOOK = ".ipynb"
+MARKDOWN = (".md", ".markdown")
+SUFFIXES = (".py", NOTEBOOK)
+
+PYTHON_CELLS = frozenset({"time", "timeit", "capture", "prun", "python", "python3", "pypy", "memit", "mprun", "debug"})
+"""Cell magics below which Python stands; below all others stands something else."""
+LINE_MAGICS = frozenset({"time", "timeit", "prun", "memit"})
+"""Line magics that run the Python after them."""
+ESCAPE = re.compile(r"(?P<indent>[ \t]*)(?P<mark>%%|%|!!|!|\?{1,2})(?P<rest>.*)", re.DOTALL)
+ASSIGNED = re.compile(r"(?P<left>[ \t]*[\w.\[\]'\", ]+=[ \t]*)(?P<mark>[%!])(?P<rest>[^=].*)", re.DOTALL)
+ASKED = re.compile(r"(?P<indent>[ \t]*)(?P<name>[\w.*]+)\?{1,2}[ \t]*$")
+FENCE = re.compile(r"(?P<indent>[ \t]*(?:>[ \t]?)*)(?P<fence>`{3,}|~{3,})[ \t]*\{?(?P<info>[^`]*)$")
+
+
+class DocumentError(Exception):
+    """A notebook that cannot be read; the text says why."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Python source, and where its lines stand: (cell, line of the cell) of each in a notebook, ``indent``: columns cut off."""
+
+    data: bytes
+    cells: tuple[tuple[int, int], ...] = ()
+    indent: int = 0
+    whole: bool = True
+    """False for a part of a document that need not be Python at all."""
+
+    def locate(self, place: Place) -> Place:
+        """The place in the document of a place in the program."""
+        if self.indent:
+            return replace(place, column=place.column + self.indent, end_column=place.end_column + self.indent)
+        if not self.cells:
+            return place
+        cell, line = self.line(place.line)
+        end_cell, end_line = self.line(place.end_line)
+        return replace(place, line=line, end_line=end_line if end_cell == cell else line, cell=cell)
+
+    def line(self, line: int) -> tuple[int, int]:
+        """(cell, line) of a line of the program."""
+        return self.cells[min(line, len(self.cells)) - 1] if self.cells else (0, line)
+
+
+def kind(path: str) -> str:
+    """``notebook``, ``markdown`` or ``python``, by the name of a file."""
+    lower = path.lower()
+    return "notebook" if lower.endswith(NOTEBOOK) else "markdown" if lower.endswith(MARKDOWN) else "python"
+
+
+def programs(path: str, data: bytes) -> list[Program]:
+    """The programs of a file. Raises DocumentError."""
+    match kind(path):
+        case "notebook":
+            return [notebook(data)]
+        case "markdown":
+            return list(blocks(data.decode("utf-8", errors="replace")))
+        case _:
+            return [Program(data)]
+
+
+def load(data: bytes) -> dict[str, object]:
+    """A notebook's JSON. Raises DocumentError."""
+    try:
+        content = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise DocumentError(f"is no notebook: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
+        raise DocumentError("is no notebook of version 4: it has no list of cells")
+    return content
+
+
+def source_of(cell: object) -> str:
+    """The text of a cell, which is one string or a list of them."""
+    source = cell.get("source", "") if isinstance(cell, dict) else ""
+    if isinstance(source, list):
+        source = "".join(each for each in source if isinstance(each, str))
+    return source.replace("\r\n", "\n").replace("\r", "\n") if isinstance(source, str) else ""
+
+
+def notebook(data: bytes) -> Program:
+    """The code cells of a notebook as one program. Raises DocumentError."""
+    content = load(data)
+    metadata = content.get("metadata")
+    language = metadata.get("language_info", {}) if isinstance(metadata, dict) else {}
+    name = language.get("name", "python") if isinstance(language, dict) else "python"
+    lines: list[str] = []
+    places: list[tuple[int, int]] = []
+    cells = content["cells"] if name in ("python", "ipython") else []
+    assert isinstance(cells, list)
+    for number, cell in enumerate(cells, 1):
+        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
+            continue
+        held = list(plain(source_of(cell)))
+        lines += held
+        places += [(number, line) for line in range(1, len(held) + 1)]
+    text = "".join(f"{line}\n" for line in lines)
+    return Program(text.encode("utf-8", errors="replace"), tuple(places))
+
+
+def plain(source: str) -> Iterator[str]:
+    """The lines of a cell as Python: magics, shell lines and questions become calls or nothing, and their number stays."""
+    lines = source.split("\n")
+    first = next((line for line in lines if line.strip()), "").lstrip()
+    if first.startswith("%%"):
+        python = first[2:].split(maxsplit=1)[:1]
+        if not python or python[0] not in PYTHON_CELLS:
+            yield from ("" for _ in lines)
+            return
+    inside = _inside_strings(lines)
+    continued = False
+    for number, line in enumerate(lines, 1):
+        if continued:
+            continued = line.rstrip().endswith("\\")
+            yield ""
+        elif number in inside:
+            yield line
+        else:
+            changed = _plain_line(line)
+            continued = changed != line and line.rstrip().endswith("\\")
+            yield changed
+
+
+def _plain_line(line: str) -> str:
+    if asked := ASKED.match(line):
+        return f"{asked['indent']}pass"
+    if escape := ESCAPE.match(line):
+        words = escape["rest"].split(maxsplit=1)
+        if escape["mark"] == "%" and words and words[0] in LINE_MAGICS and len(words) > 1:
+            return escape["indent"] + re.sub(r"^(?:-\w+(?:[ \t]+\d+)?[ \t]+)*", "", words[1])
+        return f"{escape['indent']}pass"
+    if assigned := ASSIGNED.match(line):
+        words = assigned["rest"].split(maxsplit=1)
+        if assigned["mark"] == "%" and len(words) > 1 and words[0] in LINE_MAGICS:
+            return assigned["left"] + words[1]
+        return f"{assigned['left']}get_ipython().getoutput({assigned['rest'].rstrip(chr(92)).strip()!r})"
+    return line
+
+
+def _inside_strings(lines: list[str]) -> frozenset[int]:
+    """The lines that begin inside a string of three quotes or inside brackets, where a `%` or `!` is Python's own."""
+    inside: set[int] = set()
+    quote, depth = "", 0
+    token = re.compile(r"\\.|'''|\"\"\"|'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|#.*|[()\[\]{}]", re.DOTALL)
+    for number, line in enumerate(lines, 1):
+        if quote or depth:
+            inside.add(number)
+        elif _plain_line(line) != line:
+            continue
+        position = 0
+        while match := token.search(line, position):
+            position = match.end()
+            text = match[0]
+            if quote:
+                quote = "" if text == quote else quote
+                if quote and len(text) > 2 and text[0] in "'\"" and text not in ("'''", '"""'):
+                    position = match.start() + 1
+            elif text in ("'''", '"""'):
+                quote = text
+            elif text in "([{":
+                depth += 1
+            elif text in ")]}":
+                depth = max(0, depth - 1)
+    return frozenset(inside)
+
+
+def blocks(text: str) -> Iterator[Program]:
+    """Each fenced block of Python in a Markdown text, its lines where they stand in it."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    opened: re.Match[str] | None = None
+    start = 0
+    for number, line in enumerate(lines, 1):
+        match = FENCE.match(line)
+        if opened is None:
+            if match:
+                opened, start = match, number
+        elif match and match["fence"].startswith(opened["fence"]) and not match["info"].strip():
+            if _language(opened["info"]) in ("python", "py", "python3"):
+                indent = len(opened["indent"])
+                body = [_cut(each, indent) for each in lines[start : number - 1]]
+                source = "\n" * start + "".join(f"{each}\n" for each in body)
+                yield Program(source.encode("utf-8", errors="replace"), indent=indent, whole=False)
+            opened = None
+
+
+def _language(info: str) -> str:
+    word = re.match(r"\.?([\w+-]+)", info.strip())
+    return word[1].lower() if word else ""
+
+
+def _cut(line: str, indent: int) -> str:
+    return line[indent:] if not line[:indent].strip(" \t>") else line

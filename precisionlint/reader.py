@@ -1,0 +1,200 @@
+"""One file read: its programs through the front end and the subjects, and the comments that speak for what was found.
+
+What comes out, ``FileResult``, depends on nothing but the file, the files that it leads to and what the ``Reader`` was told:
+the settings that judge findings come later. So it can be kept, or made in another process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from precisionlint import documents, suppress
+from precisionlint.findings import FileError, Finding, GaveUp, Place
+from precisionlint.source.screen import worth_parsing
+from precisionlint.subjects import SUBJECTS, File
+
+if TYPE_CHECKING:
+    from precisionlint.source.run import Run
+
+BUDGET = ("too many paths", "nested too deeply")
+"""How the reasons begin for which a program was not read to its end."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What readings have in common: the rules looked for, the configuration assumed, the device trained on."""
+
+    rules: frozenset[str]
+    assume: tuple[tuple[str, str], ...] = ()
+    device: str = ""
+
+
+@dataclass
+class Totals:
+    """How far reading went in one file."""
+
+    read: int = 0
+    programs: int = 0
+    loops: int = 0
+    optimizers: int = 0
+    scalers: int = 0
+    recipes: tuple[str, ...] = ()
+    gave_up: tuple[GaveUp, ...] = ()
+
+
+@dataclass(frozen=True)
+class FileResult:
+    """What reading a file gave. ``covered`` holds for each finding the indices of the ``comments`` that speak for it."""
+
+    findings: tuple[Finding, ...] = ()
+    covered: tuple[tuple[int, ...], ...] = ()
+    comments: tuple[suppress.Comment, ...] = ()
+    errors: tuple[FileError, ...] = ()
+    totals: Totals = field(default_factory=Totals)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the file was read to its end, so that what was not found is not there."""
+        return not self.errors and not any(each.what.startswith(BUDGET) for each in self.totals.gave_up)
+
+
+NOTHING = FileResult()
+
+
+class Reader:
+    """Reads files by one plan; what they share (projects, parsed modules) is kept between them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.run: Run | None = None
+
+    def file(self, display: str, path: Path, data: bytes) -> FileResult:
+        """Reads a file, whatever kind of document it is."""
+        try:
+            programs = documents.programs(display, data)
+        except documents.DocumentError as error:
+            return FileResult(errors=(FileError(display, None, str(error)),))
+        results = [
+            self.program(display, _path(path, program, number), program) for number, program in enumerate(programs)
+        ]
+        return results[0] if len(results) == 1 else _joined(results)
+
+    def program(self, display: str, path: Path, program: documents.Program) -> FileResult:
+        """Reads one program of a file."""
+        data = program.data
+        python = documents.kind(display) != "python" or display.endswith(".py") or "." not in os.path.basename(display)
+        trains = python and worth_parsing(data)
+        subjects = [subject for subject in SUBJECTS if subject.wants(display, data)]
+        comments = suppress.comments(display, data)
+        statements = suppress.statements(data) if comments else None
+        if statements is None:
+            comments = ()  # there are none, or the file is no Python, which is told elsewhere
+        if not trains and not subjects:
+            return replace(NOTHING, comments=_located(comments, program)) if comments else NOTHING
+        if self.run is None:
+            from precisionlint.source.run import Run
+
+            self.run = Run(self.plan.rules, dict(self.plan.assume), self.plan.device)
+        errors: list[FileError] = []
+        findings: list[Finding] = []
+        totals = Totals()
+        if trains:
+            findings += self.run.file(display, path, data, errors, totals)
+        if subjects:
+            totals.read = 1
+            findings += self.run.facts(File(display, path, data), subjects, errors)
+        if not program.whole and any(error.line is not None for error in errors):
+            return NOTHING  # a block of a text that is no Python is none of ours
+        findings.sort(key=lambda f: (f.place, f.rule, f.message))
+        covered: tuple[tuple[int, ...], ...] = ((),) * len(findings)
+        if statements is not None:
+            covered = tuple(suppress.covering(each.place.line, comments, statements) for each in findings)
+        return FileResult(
+            tuple(_moved(each, display, program) for each in findings),
+            covered,
+            _located(comments, program),
+            tuple(_placed(each, program) for each in errors),
+            replace(totals, gave_up=tuple(_at_line(each, display, program) for each in totals.gave_up)),
+        )
+
+
+def _path(path: Path, program: documents.Program, number: int) -> Path:
+    """The path under which a program is read: blocks of one text are files of their own, in its folder."""
+    return path if program.whole else path.with_name(f"{path.name}#{number + 1}")
+
+
+def _joined(results: list[FileResult]) -> FileResult:
+    comments: tuple[suppress.Comment, ...] = ()
+    covered: list[tuple[int, ...]] = []
+    for each in results:
+        covered += [tuple(index + len(comments) for index in indices) for indices in each.covered]
+        comments += each.comments
+    totals = [each.totals for each in results]
+    return FileResult(
+        tuple(finding for each in results for finding in each.findings),
+        tuple(covered),
+        comments,
+        tuple(error for each in results for error in each.errors),
+        Totals(
+            max((each.read for each in totals), default=0),
+            sum(each.programs for each in totals),
+            sum(each.loops for each in totals),
+            sum(each.optimizers for each in totals),
+            sum(each.scalers for each in totals),
+            tuple(recipe for each in totals for recipe in each.recipes),
+            tuple(place for each in totals for place in each.gave_up),
+        ),
+    )
+
+
+def _moved(finding: Finding, display: str, program: documents.Program) -> Finding:
+    """A finding with its places led back into the document."""
+    if not program.cells and not program.indent:
+        return finding
+
+    def moved(place: Place) -> Place:
+        return program.locate(place) if place.path == display else place
+
+    trace = tuple(replace(step, place=moved(step.place)) for step in finding.trace)
+    return replace(finding, place=moved(finding.place), trace=trace)
+
+
+def _located(comments: tuple[suppress.Comment, ...], program: documents.Program) -> tuple[suppress.Comment, ...]:
+    if not program.cells and not program.indent:
+        return comments
+    return tuple(
+        replace(
+            each,
+            at=program.locate(each.at),
+            rules=tuple((word, program.locate(place)) for word, place in each.rules),
+        )
+        for each in comments
+    )
+
+
+def _placed(error: FileError, program: documents.Program) -> FileError:
+    if not program.cells or error.line is None:
+        return error
+    cell, line = program.line(error.line)
+    return FileError(error.path, None, f"cell {cell}, line {line}: {error.message}")
+
+
+def _at_line(place: GaveUp, display: str, program: documents.Program) -> GaveUp:
+    if not program.cells or place.path != display:
+        return place
+    cell, line = program.line(place.line)
+    return replace(place, line=line, what=f"cell {cell}: {place.what}")
+
+
+def read_bytes(display: str, path: Path, texts: Mapping[str, bytes]) -> bytes | FileError:
+    """The bytes of a file, or of the text that stands for it (an editor's, standard input's)."""
+    if display in texts:
+        return texts[display]
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        return FileError(display, None, f"cannot be read: {error.strerror or error}")

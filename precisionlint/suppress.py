@@ -1,0 +1,236 @@
+"""Comments that silence findings: ``# precisionlint: ignore[rule, rule] reason``, and ``ignore-file[…]`` at the top of a file.
+
+A comment on a line of code speaks for findings on that line, and for those of the statement that begins or ends there; one on a
+line of its own for the statement below it. Comments are found by tokenizing, so a string that looks like one is none.
+
+Two rules are found here rather than on a timeline: ``unused-ignore`` and ``ignore-without-reason``.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from precisionlint import catalogue
+from precisionlint.findings import Finding, Place, Suppressed
+
+MARK = b"precisionlint:"
+"""What a file must hold to be looked through at all."""
+UNUSED, UNREASONED = "unused-ignore", "ignore-without-reason"
+RULES = (UNUSED, UNREASONED)
+COMMENT = re.compile(r"#\s*precisionlint:\s*(?P<word>[\w-]*)\s*(?:\[(?P<rules>[^\]]*)\])?(?P<reason>[^#]*)")
+WORDS = ("ignore", "ignore-file")
+
+
+@dataclass(frozen=True)
+class Comment:
+    """One comment. ``rules`` are the words in its brackets, each with its place; ``whole``: it speaks for the whole file."""
+
+    at: Place
+    word: str
+    rules: tuple[tuple[str, Place], ...]
+    reason: str
+    whole: bool
+    top: bool
+    """Whether nothing but comments and the docstring stands before it."""
+    next_line: int
+    """The line of code below a comment that has a line of its own, else 0."""
+
+
+@dataclass(frozen=True)
+class Statements:
+    """The lines on which each line's innermost statement begins and ends (a compound one's heading)."""
+
+    spans: tuple[tuple[int, int, int, int], ...]
+
+    def around(self, line: int) -> tuple[int, int]:
+        """(first line, last line) of the statement that a line belongs to."""
+        first, _, last, _ = max(
+            (span for span in self.spans if span[0] <= line <= span[1]),
+            key=lambda span: span[3],
+            default=(line, 0, line, 0),
+        )
+        return first, last
+
+
+def decoded(data: bytes) -> str:
+    """The text of a program with its lines ended by newlines, as Python counts them. Raises SyntaxError, UnicodeDecodeError."""
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def comments(path: str, data: bytes) -> tuple[Comment, ...]:
+    """The comments of a program that speak to this one, in order; none where it is no Python."""
+    if MARK not in data:
+        return ()
+    found: list[Comment] = []
+    waiting: list[int] = []
+    line_has_code, code_seen, statements = 0, False, 0
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(decoded(data)).readline):
+            line, column = token.start
+            if token.type == tokenize.COMMENT:
+                for match in COMMENT.finditer(token.string):
+                    alone = line != line_has_code
+                    found.append(_comment(match, path, line, column, top=not code_seen and alone))
+                    waiting += [len(found) - 1] if alone else []
+            elif token.type == tokenize.NEWLINE:
+                statements += 1
+            elif token.type not in (
+                tokenize.NL,
+                tokenize.INDENT,
+                tokenize.DEDENT,
+                tokenize.ENCODING,
+                tokenize.ENDMARKER,
+            ):
+                line_has_code = token.end[0]
+                code_seen = code_seen or statements > 0 or token.type != tokenize.STRING
+                for index in waiting:
+                    found[index] = replace(found[index], next_line=line)
+                waiting.clear()
+    except (tokenize.TokenError, SyntaxError, ValueError):
+        pass  # what is no Python is told elsewhere
+    return tuple(found)
+
+
+def _comment(match: re.Match[str], path: str, line: int, column: int, *, top: bool) -> Comment:
+    def place(start: int, end: int) -> Place:
+        return Place(path, line, column + start + 1, line, column + end + 1)
+
+    rules = []
+    if match["rules"] is not None:
+        for word in re.finditer(r"[^\s,](?:[^,]*[^\s,])?", match["rules"]):
+            offset = match.start("rules")
+            rules.append((word[0], place(offset + word.start(), offset + word.end())))
+    reason = match["reason"].strip()
+    end = match.end("rules") + 1 if match["rules"] is not None else match.end("word")
+    whole = match["word"] == "ignore-file"
+    return Comment(place(match.start(), end), match["word"], tuple(rules), reason, whole, top, 0)
+
+
+def statements(data: bytes) -> Statements | None:
+    """Where the statements of a program stand; None where it is no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    spans: list[tuple[int, int, int, int]] = []
+    pending: list[tuple[ast.AST, int]] = [(tree, 0)]
+    while pending:
+        node, depth = pending.pop()
+        if isinstance(node, ast.stmt):
+            first, end = _first(node), node.end_lineno or node.lineno
+            body = getattr(node, "body", None)
+            heading = max(first, min(_first(body[0]) - 1, end)) if isinstance(body, list) and body else end
+            spans.append((first, end, heading, depth))
+        pending += [(child, depth + 1) for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
+    return Statements(tuple(spans))
+
+
+def _first(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)])
+
+
+def covering(line: int, comments: Sequence[Comment], statements: Statements) -> tuple[int, ...]:
+    """The indices of the comments that speak for a finding on a line."""
+    first, last = statements.around(line)
+    return tuple(
+        index
+        for index, each in enumerate(comments)
+        if (each.whole and each.top)
+        or (not each.whole and (each.at.line in (line, first, last) or each.next_line in (line, first)))
+    )
+
+
+def apply(
+    findings: Iterable[tuple[Finding, tuple[int, ...]]],
+    comments: Sequence[Comment],
+    rules: frozenset[str],
+    *,
+    judge: bool,
+) -> tuple[list[Finding], list[Suppressed]]:
+    """What counts of a file's findings (each with the comments that speak for it), and what does not.
+
+    ``rules`` are those that were looked for. ``judge``: whether a comment that silences nothing may be called unused, which a
+    file that was read in part does not allow.
+    """
+    means = [{word: _meant(word) for word, _ in each.rules} for each in comments]
+    used: set[tuple[int, str]] = set()
+    kept: list[Finding] = []
+    suppressed: list[Suppressed] = []
+
+    def take(finding: Finding, indices: Iterable[int]) -> None:
+        by = None
+        for index in indices:
+            for word, names in means[index].items():
+                if comments[index].word in WORDS and finding.rule in names:
+                    used.add((index, word))
+                    by = comments[index] if by is None else by
+        if by is None:
+            kept.append(finding)
+        else:
+            suppressed.append(Suppressed(finding, "comment", by.reason, by.at))
+
+    for finding, indices in findings:
+        take(finding, indices)
+    for index, comment in enumerate(comments):
+        own = [index, *(other for other, each in enumerate(comments) if each.whole and each.top and other != index)]
+        if UNREASONED in rules and comment.word in WORDS and not comment.reason:
+            take(_finding(UNREASONED, "says no reason: write one after the bracket", comment.at), own)
+        if UNUSED in rules and judge:
+            for place, message in _unused(index, comment, means[index], used, rules):
+                take(_finding(UNUSED, message, place), own)
+    return kept, suppressed
+
+
+def _unused(
+    index: int, comment: Comment, means: dict[str, frozenset[str]], used: set[tuple[int, str]], rules: frozenset[str]
+) -> Iterator[tuple[Place, str]]:
+    if comment.word not in WORDS:
+        yield comment.at, f"silences nothing: '{comment.word}' is neither ignore[…] nor ignore-file[…]"
+        return
+    if not comment.rules:
+        yield comment.at, f"silences nothing: it names no rule, as {comment.word}[clip-before-unscale] does"
+        return
+    if comment.whole and not comment.top:
+        yield comment.at, "silences nothing: ignore-file counts only above the file's first statement"
+        return
+    for word, place in comment.rules:
+        names = means[word]
+        if not names:
+            yield place, f"silences nothing: {_unknown(word)}"
+        elif names & set(RULES):
+            continue  # whether it is used is only known after the others
+        else:
+            looked_for = {name for name in names if "check" in catalogue.find(name).found_by}
+            if looked_for and looked_for <= rules and (index, word) not in used:
+                where = "in this file" if comment.whole else "here"
+                yield place, f"silences nothing: check finds no {word} {where}"
+
+
+def _meant(word: str) -> frozenset[str]:
+    try:
+        return catalogue.select([word])
+    except catalogue.UnknownNameError:
+        return frozenset()
+
+
+def _unknown(word: str) -> str:
+    try:
+        catalogue.select([word])
+    except catalogue.UnknownNameError as error:
+        return str(error)
+    return ""
+
+
+def _finding(rule: str, message: str, place: Place) -> Finding:
+    page = catalogue.find(rule)
+    return Finding(rule, page.family, page.severity, "certain", message, place)
