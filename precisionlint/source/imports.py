@@ -26,9 +26,8 @@ def global_of(it: Interpreter, state: State, module: ProjectModule, name: str) -
             value = resolve(it, state, value)
             state.scope(frame)[name] = value
         return value
-    folder = module.path.parent if module.path.name == "__init__.py" else None
-    if folder is not None:
-        path = it.project.file_of(folder, [name])
+    if module.path.name == "__init__.py":
+        path = it.project.part(module.path, name)
         if path is not None:
             return module_value(it, path, f"{module.name}.{name}")
     return it.free(name)
@@ -91,12 +90,12 @@ def do_import(it: Interpreter, instr: p.Import, state: State, after: list[State]
         it.bind_name(state, instr.alias or instr.name, External(it.apis.canonical(f"{prefix}{sep}{instr.name}")))
         return
     if path == module.path:  # from . import part, in the package's own __init__
-        part = it.project.file_of(path.parent, [instr.name])
+        part = it.project.part(path, instr.name)
         if part is not None:
             it.bind_name(state, instr.alias or instr.name, module_value(it, part, f"{module.name}.{instr.name}"))
         return
     if not it.project.worth_reading(path):
-        submodule = it.project.file_of(path.parent, [instr.name]) if path.name == "__init__.py" else None
+        submodule = it.project.part(path, instr.name) if path.name == "__init__.py" else None
         if submodule is not None and it.project.worth_reading(submodule):
             it.bind_name(state, instr.alias or instr.name, module_value(it, submodule, instr.name))
         elif instr.name != "*":

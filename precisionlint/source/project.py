@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from precisionlint.source import program as p
 from precisionlint.source.lower import lower_body, lower_module
 from precisionlint.source.outline import STRONG, TRIGGER, WORD, Outline, telling_names
 from precisionlint.source.parsing import UnreadableError, definition_nodes, definitions, parse, parse_ast
+from precisionlint.source.root import file_of, python_files
 
 IMPORTED = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)*))", re.M)
 
@@ -151,28 +151,6 @@ class ProjectModule:
         return MetadataWrapper(self.tree, unsafe_skip_copy=True).resolve(PositionProvider)
 
 
-def python_files(root: Path) -> Iterator[Path]:
-    """The Python files below a folder, hidden folders left out."""
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and name not in ("node_modules", "site-packages")
-        )
-        yield from (Path(folder, name) for name in names if name.endswith(".py"))
-
-
-ROOT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
-
-
-def find_root(path: Path) -> Path:
-    """The project that a file belongs to: the nearest folder above it with a pyproject.toml, setup.py or .git; where there is none,
-    the current folder if the file is in it, else the file's own."""
-    for folder in path.parents:
-        if any((folder / mark).exists() for mark in ROOT_MARKS):
-            return folder
-    here = Path.cwd()
-    return here if here in path.parents else path.parent
-
-
 class Project:
     """The modules under one root, each loaded at most once. ``device``: what its programs train on, where the settings say so."""
 
@@ -185,7 +163,12 @@ class Project:
         self._reaches: dict[tuple[Path, str, str], bool] = {}
         self._data: dict[Path, bytes | None] = {}
         self._worth: dict[Path, bool] = {}
-        self._found: dict[tuple[str, int, Path], Path | None] = {}
+        self._found: dict[tuple[str, int, Path], tuple[Path | None, dict[Path, Path | None]]] = {}
+        self.looked: dict[Path, dict[Path, Path | None]] = {}
+        """What the reading of each file asked for: path without a suffix -> the file found there. A result holds while these answers and
+        the files that they lead to stay what they are."""
+        self.surveyed: set[Path] = set()
+        """The files for which every file of the project was asked whether it sets the matmul precision."""
 
     def read(self, path: Path) -> bytes | None:
         try:
@@ -248,7 +231,7 @@ class Project:
             elif self.reaches(other, name if target.name == "*" else target.name, kind, hops + 1):
                 return True
             elif other.name == "__init__.py":
-                part = self.file_of(other.parent, [target.name])
+                part = self.part(other, target.name)
                 inner = self.outline(part) if part is not None else None
                 if inner is not None and any(kind in d.marks for ds in inner.definitions.values() for d in ds):
                     return True
@@ -274,6 +257,7 @@ class Project:
                 if PRECISION.search(data):
                     return True
                 todo.extend(target for target in self.imports_of(current, data) if target is not None)
+        self.surveyed.add(path)
         return any(path in self.imports_of(setter, data) for setter, data in self.precision_setters)
 
     @cached_property
@@ -327,23 +311,35 @@ class Project:
         """The file of a module as it is imported in ``path``; None where it is not the project's."""
         key = (name, level, path.parent)
         if key not in self._found:
-            self._found[key] = self._resolve(name, level, path)
-        return self._found[key]
+            looked: dict[Path, Path | None] = {}
+            self._found[key] = self._resolve(name, level, path, looked), looked
+        found, looked = self._found[key]
+        self.looked.setdefault(path, {}).update(looked)
+        return found
 
-    def _resolve(self, name: str, level: int, path: Path) -> Path | None:
+    def part(self, package: Path, name: str) -> Path | None:
+        """The file of a module in a package, which is given by its ``__init__.py``."""
+        base = package.parent / name
+        return self.looked.setdefault(package, {}).setdefault(base, file_of(base))
+
+    def _resolve(self, name: str, level: int, path: Path, looked: dict[Path, Path | None]) -> Path | None:
         parts = [part for part in name.split(".") if part]
         if level:
             folder = path.parent
             for _ in range(level - 1):
                 folder = folder.parent
-            return self.file_of(folder, parts) if self.inside(folder) else None
+            return self._look(folder.joinpath(*(parts or ["__init__"])), looked) if self.inside(folder) else None
         if not parts or (parts[0] in SKIPPED_NAMES and not (self.root / parts[0]).is_dir()):
             return None
         for folder in self.search_folders(path):
-            found = self.file_of(folder, parts)
+            found = self._look(folder.joinpath(*parts), looked)
             if found is not None:
                 return found
         return None
+
+    def _look(self, base: Path, looked: dict[Path, Path | None]) -> Path | None:
+        looked[base] = file_of(base)
+        return looked[base]
 
     def search_folders(self, path: Path) -> Iterator[Path]:
         """Where an absolute import may look: beside a script, then up to the root and its src folder."""
@@ -357,14 +353,3 @@ class Project:
 
     def inside(self, folder: Path) -> bool:
         return folder == self.root or self.root in folder.parents
-
-    def file_of(self, folder: Path, parts: list[str]) -> Path | None:
-        base = folder.joinpath(*parts)
-        init = base / "__init__.py"
-        if init.is_file():
-            return init
-        if parts:
-            single = base.with_name(base.name + ".py")
-            if single.is_file():
-                return single
-        return None

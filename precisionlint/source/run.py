@@ -16,9 +16,10 @@ from precisionlint import catalogue
 from precisionlint.checks import RULES, Hit, Judge
 from precisionlint.findings import FileError, Finding, GaveUp, Place, Step
 from precisionlint.source.parsing import UnreadableError
-from precisionlint.source.project import Project, ProjectModule, find_root
+from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.reading import Reading, read
 from precisionlint.source.records import Where
+from precisionlint.source.root import find_root
 from precisionlint.source.values import Const, Value, const
 from precisionlint.subjects import File, Subject
 

@@ -1,0 +1,39 @@
+"""Where a project lies: its root, its Python files, and at which files the name of a module may lead. Imports nothing heavy, so that a
+run answered from the cache can ask too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def python_files(root: Path) -> Iterator[Path]:
+    """The Python files below a folder, hidden folders left out."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and name not in ("node_modules", "site-packages")
+        )
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
+
+
+ROOT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
+
+
+def find_root(path: Path) -> Path:
+    """The project that a file belongs to: the nearest folder above it with a pyproject.toml, setup.py or .git; where there is none,
+    the current folder if the file is in it, else the file's own."""
+    for folder in path.parents:
+        if any((folder / mark).exists() for mark in ROOT_MARKS):
+            return folder
+    here = Path.cwd()
+    return here if here in path.parents else path.parent
+
+
+def file_of(base: Path) -> Path | None:
+    """The file of a module whose path without a suffix is ``base``: that of a package before a single one."""
+    init = base / "__init__.py"
+    if init.is_file():
+        return init
+    single = base.with_name(f"{base.name}.py")
+    return single if single.is_file() else None
