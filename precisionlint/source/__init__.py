@@ -3,10 +3,11 @@
 How a file is read, a module a step:
 
 ``screen``      its bytes: does it name torch and anything that a check listens to? Most files end here.
-``parsing``     ``ast`` first (true places of syntax errors, no segfault), then libcst, the tree that everything below is made from.
-``outline``     what it defines, names and imports, from the ast alone: which functions can matter, and which names the tests around
-                precision ask for. Bodies of all other functions are never interpreted.
-``lower``       libcst to the program tree (``program``): calls and choices pulled out of expressions, so that only instructions fork.
+``parsing``     its text and its ast, with the true places of syntax errors: the tree that everything below is made from.
+``outline``     what it defines, names and imports: which functions can matter, and which names the tests around precision ask for.
+                Bodies of all other functions are never interpreted.
+``lower``       the ast to the program tree (``program``): calls and choices pulled out of expressions, so that only instructions fork.
+``liveness``    which variables nothing mentions any more, instruction by instruction.
 ``interpret``   the abstract interpreter (with ``statements``, ``calls``, ``imports``, ``evaluate``): it follows each path and tells the
                 checks of every event. What an outside call does stands in ``effects``, whose names come from rules/frameworks.toml.
 ``state``       one path: scopes, objects, what its conditions decided, the states of all checks. Equal paths are one (``merge``);
@@ -17,6 +18,9 @@ How a file is read, a module a step:
                 unless that other file shows it by itself: so one fault is told once, however many files were named.
 
 Two shapes differ from the first design. Whole syntax trees are interpreted through a program tree of about thirty node types rather than
-directly: paths fork at instructions only, which is what makes states mergeable. And relevance is decided by name on an ast outline
-rather than on parsed modules: following imports with libcst cost ten times as much as reading the file.
+directly: paths fork at instructions only, which is what makes states mergeable. And relevance is decided by name on an outline rather
+than on lowered modules: most files that an import leads to are never lowered.
+
+Nothing here uses libcst. A lossless tree is needed to edit a file, not to read it, and importing libcst alone takes longer than
+reading a training script.
 """

@@ -1,4 +1,4 @@
-"""What a file defines, names and imports, by its ast alone: enough to say which functions can matter, at a tenth of a full parse.
+"""What a file defines, names and imports: enough to say which functions can matter, without lowering it.
 
 A function matters if its text, or that of what it names, holds a mark of a precision event. The bodies of all others are never interpreted.
 """
@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from sys import intern
 
-from precisionlint.source.parsing import definitions
+from precisionlint.source.parsing import definitions, lines_spanned
 
 WORD = re.compile(r"[^\W\d]\w*")
 
@@ -52,30 +51,26 @@ class Outline:
 
     def __init__(self, syntax: ast.Module, lines: list[str]) -> None:
         self.definitions: dict[str, list[Definition]] = {}
-        for name, first, last in named_definitions(syntax.body):
+        for node in definitions(syntax.body):
+            first, last = lines_spanned(node)
             text = "\n".join(lines[first - 1 : last])
             marks = frozenset(kind for kind, pattern in MARKS.items() if pattern.search(text))
-            self.definitions.setdefault(name, []).append(
-                Definition(name, frozenset(map(intern, WORD.findall(text))), marks)
+            self.definitions.setdefault(node.name, []).append(
+                Definition(node.name, frozenset(map(intern, WORD.findall(text))), marks)
             )
         self.imports: dict[str, Imported] = {}
         self.stars: list[Imported] = []
-        for node in ast.walk(syntax):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
+        for statement in ast.walk(syntax):
+            if isinstance(statement, ast.Import):
+                for alias in statement.names:
                     self.imports[alias.asname or alias.name.partition(".")[0]] = Imported(alias.name, 0, None)
-            elif isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    target = Imported(node.module or "", node.level, alias.name)
+            elif isinstance(statement, ast.ImportFrom):
+                for alias in statement.names:
+                    target = Imported(statement.module or "", statement.level, alias.name)
                     if alias.name == "*":
                         self.stars.append(target)
                     else:
                         self.imports[alias.asname or alias.name] = target
-
-
-def named_definitions(body: list[ast.stmt]) -> Iterator[tuple[str, int, int]]:
-    for node, first, last in definitions(body):
-        yield node.name, first, last
 
 
 GUARDED = re.compile(

@@ -1,16 +1,19 @@
-"""Bytes to trees: the two that a file is read as, and the lines of its definitions.
-
-``ast`` goes first: it names the true place of a syntax error and refuses what would bring libcst down.
-"""
+"""Bytes to text and to the ast, and the places and lines of what stands in it."""
 
 from __future__ import annotations
 
 import ast
+import codecs
+import re
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
-import libcst as cst
+Definition: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef"
+
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+CODING = re.compile(rb"(?:[ \t\f]*(?:#.*)?(?:\r\n?|\n))?[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
+"""PEP 263: the encoding that one of the first two lines declares."""
 
 
 class UnreadableError(Exception):
@@ -22,7 +25,7 @@ class UnreadableError(Exception):
         self.message = message
 
 
-def parse_ast(data: bytes) -> ast.Module:
+def parse(data: bytes) -> ast.Module:
     """The file as Python's own parser sees it.
 
     Raises: UnreadableError.
@@ -41,56 +44,40 @@ def parse_ast(data: bytes) -> ast.Module:
         raise UnreadableError(None, f"cannot be decoded: {error}") from None
 
 
-def parse(data: bytes) -> tuple[cst.Module, ast.Module]:
-    """The two trees of a file.
-
-    Raises: UnreadableError.
-    """
-    syntax = parse_ast(data)
+def decode(data: bytes) -> str:
+    """The text of Python source, in the encoding that it declares; without a byte order mark."""
+    declared = CODING.match(data)
+    encoding = declared[1].decode("ascii", "replace") if declared and not data.startswith(codecs.BOM_UTF8) else "utf-8"
     try:
-        return cst.parse_module(data), syntax
-    except cst.ParserSyntaxError as error:
-        raise UnreadableError(error.raw_line, "libcst cannot parse this file") from None
-    except (UnicodeDecodeError, LookupError, SyntaxError) as error:
-        raise UnreadableError(None, f"cannot be decoded: {error}") from None
-    except (RecursionError, MemoryError):
-        raise UnreadableError(None, "nested too deeply to be parsed") from None
+        return data.decode(encoding, errors="replace").removeprefix("\ufeff")
+    except LookupError:
+        return data.decode("utf-8-sig", errors="replace")
 
 
-def definitions(body: Iterable[Any]) -> Iterator[tuple[Any, int, int]]:
-    """(node, first line, last line) of every def and class of an ast, decorators included, in source order."""
-    for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield node, min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.end_lineno or node.lineno
-            yield from definitions(node.body)
-            continue
-        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+def split_lines(text: str) -> list[str]:
+    """The lines as Python counts them: form feeds and the like end none."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def column(lines: Sequence[str], line: int, offset: int) -> int:
+    """The column of a byte offset into a line (from 1) of UTF-8, as the ast counts, in characters from 1."""
+    text = lines[line - 1] if line <= len(lines) else ""
+    return len(text.encode()[:offset].decode(errors="replace")) + 1
+
+
+def lines_spanned(node: Definition) -> tuple[int, int]:
+    """The first and the last line of a def or class, decorators included."""
+    return min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.end_lineno or node.lineno
+
+
+def definitions(body: list[ast.stmt]) -> Iterator[Definition]:
+    """Every def and class below these statements, in source order."""
+    todo: list[ast.AST] = [*reversed(body)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, DEFINITIONS):
+            yield node
+        for name in ("finalbody", "orelse", "handlers", "cases", "body"):
             inner = getattr(node, name, None)
             if isinstance(inner, list):
-                yield from definitions(inner)
-
-
-def definition_nodes(node: Any) -> Iterator[Any]:
-    """Every def and class of a libcst tree, in the same order as ``definitions``."""
-    for child in getattr(node, "body", ()) if isinstance(node, (cst.Module, cst.IndentedBlock)) else ():
-        kind = type(child)
-        if kind is cst.SimpleStatementLine:
-            continue
-        if kind is cst.FunctionDef or kind is cst.ClassDef:
-            yield child
-        if kind is cst.Match:
-            for case in child.cases:
-                yield from definition_nodes(case.body)
-            continue
-        yield from definition_nodes(child.body)
-        for handler in getattr(child, "handlers", ()):
-            yield from definition_nodes(handler.body)
-        orelse = getattr(child, "orelse", None)
-        while isinstance(orelse, cst.If):
-            yield from definition_nodes(orelse.body)
-            orelse = orelse.orelse
-        if orelse is not None:
-            yield from definition_nodes(orelse.body)
-        final = getattr(child, "finalbody", None)
-        if final is not None:
-            yield from definition_nodes(final.body)
+                todo.extend(reversed(inner))

@@ -2,17 +2,17 @@
 
 Expressions are free of calls and of choices: calls, conditional expressions, ``and``/``or``, comprehensions and assignments inside
 expressions are pulled out into instructions that leave their result in a temporary. What forks a path is
-therefore always an instruction, and an expression has one value in one state. Every instruction keeps the libcst node it
-came from: positions are computed from it, but only for files with findings.
+therefore always an instruction, and an expression has one value in one state. Every instruction keeps the ast node it came from:
+its place, and what tells it from every other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import ast
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    import libcst as cst
+FunctionNode: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda"
 
 Slot = str | int
 """A local variable: a name of the program, or the number of a temporary."""
@@ -112,8 +112,8 @@ class Function:
     name: str
     params: tuple[Param, ...]
     decorators: tuple[Expr, ...]
-    node: cst.FunctionDef | cst.Lambda
-    first_line: int
+    node: FunctionNode
+    first_line: int  # decorators included; 0 for a lambda
     last_line: int
     body: Block | None = None
     generator: bool = False
@@ -126,7 +126,7 @@ class ClassDef:
     bases: tuple[Expr, ...]
     decorators: tuple[Expr, ...]
     body: Block
-    node: cst.ClassDef
+    node: ast.ClassDef
     methods: tuple[Function, ...] = ()
 
 
@@ -141,7 +141,7 @@ class Call:
     target: int
     func: Expr
     args: tuple[tuple[str | None, Expr], ...]  # keyword, None, "*" or "**"
-    at: cst.Call
+    at: Any
     name: str = ""  # what its result is assigned to, for messages
 
 
@@ -295,14 +295,3 @@ Instr = (
     | Begin
     | Collect
 )
-
-
-@dataclass(slots=True, eq=False)
-class Module:
-    """One file, lowered at its top level; functions follow when they are entered."""
-
-    name: str
-    path: str
-    body: Block
-    tree: Any
-    functions: list[Function] = field(default_factory=list)

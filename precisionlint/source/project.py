@@ -6,6 +6,7 @@ that they and the functions they name contain: what holds none of them is never 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import itertools
 import re
@@ -13,12 +14,11 @@ import sys
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from precisionlint.source import program as p
 from precisionlint.source.lower import lower_body, lower_module
 from precisionlint.source.outline import STRONG, TRIGGER, WORD, Outline, telling_names
-from precisionlint.source.parsing import UnreadableError, definition_nodes, definitions, parse, parse_ast
+from precisionlint.source.parsing import DEFINITIONS, UnreadableError, column, decode, lines_spanned, parse, split_lines
 from precisionlint.source.root import file_of, python_files
 
 IMPORTED = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)*))", re.M)
@@ -54,6 +54,7 @@ PRECISION_FILES = 5_000
 MODEL_USE = re.compile(r"(\w+)\.(?:named_parameters|parameters|train|eval|load_state_dict)\(")
 
 BUILDING = re.compile(r"requires_grad|\.half\(|bfloat16|float16|[Ss]caler|optim|autocast|default_dtype|\.backward\(")
+DEFINED = re.compile(r"(?:async[\s\\]+)?(?:def|class)[\s\\]+(\w+)")
 OWN_OPS = re.compile(r"custom_op|autograd\.Function|triton|torch\.ops\.|autocast")
 
 SKIPPED_NAMES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "triton", "transformers", "yaml", "tqdm"}
@@ -66,20 +67,13 @@ class ProjectModule:
         self.project = project
         self.path = path
         self.name = name
-        self.tree, syntax = parse(data)
-        self.text = data.decode(self.tree.encoding, errors="replace")
-        self.lines = self.text.splitlines()
-        self.spans: dict[Any, tuple[int, int]] = dict(
-            zip(
-                definition_nodes(self.tree),
-                ((first, last) for _, first, last in definitions(syntax.body)),
-                strict=False,
-            )
-        )
-        self.block, self.functions = lower_module(self.tree, self.spans)
-        self.outline = Outline(syntax, self.lines)
+        self.tree = parse(data)
+        self.text = decode(data)
+        self.lines = split_lines(self.text)
+        self.block, self.functions = lower_module(self.tree)
+        self.outline = Outline(self.tree, self.lines)
         project.outlines[path] = self.outline
-        self.kept = frozenset(telling_names(syntax, self.lines))
+        self.kept = frozenset(telling_names(self.tree, self.lines))
         # What is used as only a scaler is, whatever its name.
         self.scaler_names = {a or b for a, b in SCALER_USE.findall(self.text)}
         self.model_names = set(MODEL_USE.findall(self.text))
@@ -91,7 +85,7 @@ class ProjectModule:
         return f"<{self.name}>"
 
     def body(self, function: p.Function) -> p.Block:
-        return lower_body(function, self.spans)
+        return lower_body(function)
 
     def words(self, function: p.Function) -> frozenset[str]:
         """Every word in a function's lines."""
@@ -100,7 +94,7 @@ class ProjectModule:
         return self._words[function]
 
     def source_of_class(self, definition: p.ClassDef) -> str:
-        first, last = self.spans.get(definition.node, (1, 0))
+        first, last = lines_spanned(definition.node)
         return "\n".join(self.lines[first - 1 : last])
 
     def builds_precision(self, function: p.Function) -> bool:
@@ -110,7 +104,12 @@ class ProjectModule:
     def source_of(self, function: p.Function) -> str:
         if function.first_line:
             return "\n".join(self.lines[function.first_line - 1 : function.last_line])
-        return self.tree.code_for_node(function.node)
+        span = self.span(function.node)
+        assert span is not None
+        first, start, last, end = span
+        lines = self.lines[first - 1 : last]
+        lines[-1] = lines[-1][: end - 1]
+        return "\n".join([lines[0][start - 1 :], *lines[1:]])
 
     def reaches(self, function: p.Function, kind: str) -> bool:
         """Whether something that a function names reaches a mark of this kind."""
@@ -143,12 +142,21 @@ class ProjectModule:
             self._triggered[function] = self._triggered[function] or self.reaches(function, "event")
         return self._triggered[function]
 
-    @cached_property
-    def positions(self) -> Any:
-        """libcst node -> CodeRange; computed only when a finding needs it."""
-        from libcst.metadata import MetadataWrapper, PositionProvider
-
-        return MetadataWrapper(self.tree, unsafe_skip_copy=True).resolve(PositionProvider)
+    def span(self, node: ast.AST) -> tuple[int, int, int, int] | None:
+        """Where a node stands: its first line and column, its last line and the column after it, columns in characters from 1. Of a
+        def or class it is the name. None for a node that has no place of its own."""
+        if not isinstance(node, (ast.expr, ast.stmt, ast.pattern, ast.ExceptHandler)):
+            return None
+        start = column(self.lines, node.lineno, node.col_offset)
+        if isinstance(node, DEFINITIONS):
+            ahead = "\n".join((self.lines[node.lineno - 1][start - 1 :], *self.lines[node.lineno : node.lineno + 2]))
+            named = DEFINED.match(ahead)
+            if named is not None:
+                line = node.lineno + ahead.count("\n", 0, named.start(1))
+                start = named.start(1) - ahead.rfind("\n", 0, named.start(1)) + (start - 1) * (line == node.lineno)
+                return line, start, line, start + len(named[1])
+        end = node.end_lineno or node.lineno
+        return node.lineno, start, end, column(self.lines, end, node.end_col_offset or 0)
 
 
 class Project:
@@ -198,7 +206,7 @@ class Project:
             data = self.read(path) if self.worth_reading(path) else None
             if data is not None:
                 with contextlib.suppress(UnreadableError, RecursionError):
-                    self.outlines[path] = Outline(parse_ast(data), data.decode("utf-8", "replace").splitlines())
+                    self.outlines[path] = Outline(parse(data), split_lines(decode(data)))
         return self.outlines[path]
 
     def reaches(self, path: Path, name: str, kind: str, hops: int = 0) -> bool:

@@ -5,12 +5,11 @@ Knows where programs begin (roots), not what happens in them.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
-
-import libcst as cst
 
 from precisionlint.checks import Evidence, Hit, Judge
 from precisionlint.events import Closed, Opened
@@ -82,7 +81,7 @@ class Reader:
 
     def call(self, state: State, func: Func) -> list[State]:
         """Calls a root with arguments of which nothing is known."""
-        call = p.Call(0, p.Name(func.function.name), (), func.function.node)  # type: ignore[arg-type]
+        call = p.Call(0, p.Name(func.function.name), (), func.function.node)
         results = self.it.call_function(func, (("*", self.it.free("…")),), call, state)
         return [one for one, _ in results]
 
@@ -142,7 +141,7 @@ class Reader:
         if not isinstance(cls, Class):
             return []
         done = set(self.it.entered)
-        call = p.Call(0, p.Name(definition.name), (), definition.node)  # type: ignore[arg-type]
+        call = p.Call(0, p.Name(definition.name), (), definition.node)
         made = self.it.instantiate(cls, (("*", self.it.free("…")),), call, start)[:ROOT_STATES]
         if not made:
             return []
@@ -207,12 +206,14 @@ def opened(module: ProjectModule, text: str, complete: bool) -> Opened:
 def torch_import(module: ProjectModule) -> Any:
     """The node of the first import of torch."""
     for statement in module.tree.body:
-        if isinstance(statement, cst.SimpleStatementLine):
-            for small in statement.body:
-                if isinstance(small, (cst.Import, cst.ImportFrom)):
-                    words = module.tree.code_for_node(small).replace(".", " ").split()
-                    if len(words) > 1 and words[1] == "torch":
-                        return small
+        if isinstance(statement, ast.Import):
+            names = [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom) and statement.level == 0:
+            names = [statement.module or ""]
+        else:
+            continue
+        if any(name.partition(".")[0] == "torch" for name in names):
+            return statement
     return None
 
 

@@ -234,12 +234,4 @@ class Places:
         return Path(os.path.relpath(module.path)).as_posix()
 
     def of(self, module: ProjectModule, node: Any) -> Place:
-        import libcst as cst
-
-        if isinstance(node, (cst.FunctionDef, cst.ClassDef)):
-            node = node.name
-        span = module.positions.get(node)
-        if span is None:
-            return Place(self.path_of(module), 1, 1, 1, 1)
-        start, end = span.start, span.end
-        return Place(self.path_of(module), start.line, start.column + 1, end.line, end.column + 1)
+        return Place(self.path_of(module), *(module.span(node) or (1, 1, 1, 1)))

@@ -21,6 +21,7 @@ from typing import cast
 
 from precisionlint.events import Event
 from precisionlint.findings import Place
+from precisionlint.source import parsing
 
 
 @dataclass(frozen=True)
@@ -57,19 +58,18 @@ class File:
 
         Raises: UnreadableError.
         """
-        from precisionlint.source.parsing import parse_ast
-
-        return parse_ast(self.data)
+        return parsing.parse(self.data)
 
     @cached_property
     def text(self) -> str:
-        """The text, read as UTF-8 whatever its bytes; a byte order mark is left out."""
-        return self.data.decode("utf-8-sig", errors="replace")
+        """The text, read as UTF-8 whatever its bytes, Python source in the encoding that it declares; without a byte order mark."""
+        python = self.display.endswith(".py")
+        return parsing.decode(self.data) if python else self.data.decode("utf-8-sig", errors="replace")
 
     @cached_property
     def lines(self) -> list[str]:
         """The lines as Python counts them: form feeds and the like end none."""
-        return self.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        return parsing.split_lines(self.text)
 
     def place(self, node: ast.expr | ast.stmt) -> Place:
         """Where a node of ``syntax`` stands."""
@@ -79,5 +79,4 @@ class File:
 
     def column(self, line: int, offset: int) -> int:
         """The column of a byte offset into a line of UTF-8, counted in characters from 1."""
-        text = self.lines[line - 1] if line <= len(self.lines) else ""
-        return len(text.encode()[:offset].decode(errors="replace")) + 1
+        return parsing.column(self.lines, line, offset)
