@@ -5,17 +5,17 @@ It needs triton, and in the interpret mode it must be imported after TRITON_INTE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from types import MappingProxyType
 from typing import Any, get_args
 
 import torch
 
-from precisionlint.kernels import gemm, mx, quantize
+from precisionlint.kernels import gemm, mx, nvfp4, quantize
 from precisionlint.kernels.cast import cast
-from precisionlint.kernels.reference import AMAX_FLOOR, MxRounding
+from precisionlint.kernels.reference import AMAX_FLOOR, NVFP4_AMAX_FLOOR, MxRounding
 from precisionlint.kernels.stochastic import stochastic_cast
 
 
@@ -62,6 +62,22 @@ def _quantizers() -> Iterator[Subject]:
         for rounding in get_args(MxRounding):
             launch = partial(mx.quantize_mx, dtype=dtype, rounding=rounding)
             yield _subject(f"quantize_mx {target} {rounding}", launch, "quantize_mx", format=target, rounding=rounding)
+    for rounding in ("nearest", "stochastic"):
+        for hadamard in ("none", "16"):
+            given = [*(["signs"] if hadamard == "16" else []), *(["seed"] if rounding == "stochastic" else [])]
+            promised = {"rounding": rounding, "hadamard": hadamard, "quotient": "ieee", "floor": repr(NVFP4_AMAX_FLOOR)}
+            name = f"quantize_nvfp4 {rounding}{' after a Hadamard transform' if hadamard == '16' else ''}"
+            yield _subject(name, _by_position(nvfp4.quantize_nvfp4, given), "quantize_nvfp4", **promised)
+
+
+def _by_position(launch: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """The launcher with these keyword arguments taken by position, after the first."""
+
+    @wraps(launch)
+    def launched(x: torch.Tensor, *given: torch.Tensor) -> Any:
+        return launch(x, **dict(zip(names, given, strict=True)))
+
+    return launched
 
 
 def _products() -> Iterator[Subject]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from precisionlint.formats import E8M0FNU, FORMATS, FP32, decode
-from precisionlint.kernels import inputs, judge, reference
+from precisionlint.kernels import inputs, inputs_nvfp4, judge, judge_nvfp4, reference
 from precisionlint.kernels.inputs import Case
 from precisionlint.kernels.outcome import Violation
 
@@ -229,6 +229,61 @@ def _stochastic_cast() -> Contract:
     )
 
 
+def _nvfp4_quantizer() -> Contract:
+    def cases(options: Options) -> Iterator[Case]:
+        hadamard, stochastic = options["hadamard"] == "16", options["rounding"] == "stochastic"
+        return _supported(inputs_nvfp4.matrices(hadamard, stochastic), options)
+
+    def judged(given: Sequence[Tensor], outputs: Sequence[Tensor], options: Options) -> list[Violation]:
+        x, (m, n) = given[0], given[0].shape
+        outputs = judge_nvfp4.packed_codes(outputs)
+        if len(outputs) == 3 and isinstance(outputs[2], Tensor) and outputs[2].numel() == 1:
+            outputs = (*outputs[:2], outputs[2].reshape(()))
+        broken = judge.same_structure(
+            outputs,
+            [
+                ("codes", (m, -(-n // 2)), torch.uint8),
+                ("scales", (m, -(-n // 16)), torch.float8_e4m3fn),
+                ("tensor_scale", (), torch.float32),
+            ],
+        )
+        if broken:
+            return broken
+        promise = judge_nvfp4.Promise(
+            quotient=_word(options["quotient"]),
+            floor=None if options["floor"] == "undeclared" else float(options["floor"]),
+            least_scale=float(options["least-scale"]),
+            nonfinite=_word(options["nonfinite"]),
+            stochastic=options["rounding"] == "stochastic",
+        )
+        signs = given[1].double() if options["hadamard"] == "16" else None
+        codes = judge_nvfp4.unpacked(outputs[0], n)
+        return judge_nvfp4.quantized(x.double(), codes, outputs[1].double(), outputs[2].double(), promise, signs)
+
+    return Contract(
+        name="quantize_nvfp4",
+        form="launch(x[, signs][, seed]) -> (codes, scales, tensor_scale): x (M, N) fp32, fp16 or bf16; codes "
+        "(M, ceil(N / 2)) E2M1, two in a byte, the even column in the low half, in uint8 or float4_e2m1fn_x2; scales "
+        "(M, ceil(N / 16)) float8_e4m3fn; tensor_scale one fp32 element; signs (16,) fp32, +-1, with hadamard=16; "
+        "seed one int64 in a tensor, with rounding=stochastic",
+        example="def launch(x):\n    codes = torch.empty(x.shape[0], -(-x.shape[1] // 2), dtype=torch.uint8)\n"
+        "    scales, tensor_scale = ...\n    kernel[grid](x, codes, scales, tensor_scale, ...)\n"
+        "    return codes, scales, tensor_scale",
+        options=(
+            Option("rounding", ("nearest", "stochastic"), "how an element goes to a code"),
+            Option("hadamard", ("none", "16"), "the random Hadamard transform of each 16 of a row that comes first"),
+            QUOTIENT,
+            FLOOR,
+            Option("least-scale", ("0",), "the least scale of a block", number=True),
+            NONFINITE,
+            SHAPES,
+            STRIDES,
+        ),
+        cases=cases,
+        judge=judged,
+    )
+
+
 def _e8m0_as_bytes(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     e8m0 = E8M0FNU.torch_dtype
     return tuple(
@@ -343,6 +398,7 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
             _quantizer("quantize_row", 1, WHOLE, "(M, 1) or (M,)"),
             _quantizer("quantize_tensor", WHOLE, WHOLE, "one element of any shape,"),
             _mx_quantizer(),
+            _nvfp4_quantizer(),
             _dequantizer(),
             _mx_product(),
             _product(

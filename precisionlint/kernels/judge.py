@@ -96,12 +96,12 @@ def scales_of_blocks(amax: Tensor, sound: Tensor, scales: Tensor, scaling: Scali
     error is allowed, and 0 for a block of zeros: on the way back it is right. A block that is not sound may have any
     scale that is not finite, or not below e within that error.
     """
-    target, relative = scaling.target, U if scaling.quotient == "ieee" else 4 * U
+    relative = U if scaling.quotient == "ieee" else 4 * U
     raised = amax if scaling.floor is None else amax.clamp(min=scaling.floor)
-    exact = raised / target.maximum
+    exact = raised / scaling.target.maximum
     slack = relative * exact + (0.5 if scaling.quotient == "ieee" else 2) * FP32.smallest
     if scaling.kind == "power-of-two":
-        exact = power_of_two_scale(raised, target)
+        exact = power_of_two_scale(raised, scaling.target)
         slack = torch.zeros_like(exact)
     low, high = exact - slack, exact + slack
     free = torch.zeros_like(sound) if scaling.floor is not None else exact < FP32.smallest_normal
@@ -115,16 +115,29 @@ def scales_of_blocks(amax: Tensor, sound: Tensor, scales: Tensor, scaling: Scali
     return first_of(~within, "scale", scales, (low, high), excess, " of the scale")
 
 
-def codes_of_elements(x: Tensor, codes: Tensor, scales: Tensor, scaling: Scaling, judged: Tensor) -> list[Violation]:
+def quotient_error(x: Tensor, scales: Tensor, quotient: Quotient) -> Tensor:
+    """The relative error that each quotient x / scale may have; 0 where the division is exact. All float64."""
+    size = x.abs()
+    exact = torch.frexp(scales).mantissa == 0.5
+    if quotient == "ieee":
+        rounded = round_to(torch.where(scales > 0, size / scales, 0.0), FP32)
+        exact |= rounded * scales == size
+    return torch.where(exact, torch.zeros_like(size), QUOTIENT_ERROR[quotient])  # float64: 1 + u needs it
+
+
+def codes_of_elements(
+    x: Tensor, codes: Tensor, scales: Tensor, target: Format, error: Tensor, judged: Tensor, drift: Tensor | None = None
+) -> list[Violation]:
     """The code clause: each code, given the kernel's own scale s, is one that x / s with its error may round to.
 
-    `x`, `codes` (decoded) and `scales` (one for each element) are float64 of one shape. Code c with the midpoints m-
-    and m+ to its neighbours is allowed where |x| (1 + q) >= m- s and |x| (1 - q) <= m+ s. x and s have at most 24 bits,
-    a midpoint 5, 1 + q at most 27, so each side is exact in float64. Where the division is exact, as for scales that
-    are powers of two, q is 0, and a midpoint itself belongs to the even code. The largest code has no upper midpoint:
-    saturation. The sign of a zero is free.
+    `x`, `codes` (decoded), `scales` (one for each element) and `error` (the relative error q of the quotient) are
+    float64 of one shape. Code c with the midpoints m- and m+ to its neighbours is allowed where |x| (1 + q) >= m- s and
+    |x| (1 - q) <= m+ s. x and s have at most 24 bits, a midpoint 5, 1 + q at most 27, so each side is exact in float64.
+    Where q is 0, a midpoint itself belongs to the even code. The largest code has no upper midpoint: saturation. The
+    sign of a zero is free. `drift` is an absolute error of x itself, where x is not the kernel's input but computed
+    from it: within it a sign is free too.
     """
-    table = decode(torch.arange(scaling.target.top_code + 1), scaling.target)
+    table = decode(torch.arange(target.top_code + 1), target)
     infinity = torch.tensor([torch.inf], dtype=torch.float64)
     middle = (table[1:] + table[:-1]) / 2
     magnitude = codes.abs()
@@ -135,26 +148,22 @@ def codes_of_elements(x: Tensor, codes: Tensor, scales: Tensor, scaling: Scaling
     above = torch.where(torch.isnan(above), torch.inf, above)
 
     size = x.abs()
-    exact = torch.frexp(scales).mantissa == 0.5
-    if scaling.quotient == "ieee":
-        rounded = round_to(torch.where(scales > 0, size / scales, 0.0), FP32)
-        exact |= rounded * scales == size
-    error = torch.where(exact, torch.zeros_like(size), QUOTIENT_ERROR[scaling.quotient])  # float64: 1 + u needs it
-    low, high = size * (1 - error), size * (1 + error)
-    even = position % 2 == 0
-    tie = exact & ~even & ((size == below) | (size == above))
-    right = (high >= below) & (low <= above) & ~tie & ((torch.signbit(codes) == torch.signbit(x)) | (magnitude == 0))
-    wrong = judged & ~(right & known)
+    drift = torch.zeros_like(size) if drift is None else drift
+    low, high = (size - drift).clamp(min=0.0) * (1 - error), (size + drift) * (1 + error)
+    odd = position % 2 == 1
+    tie = (error == 0) & (drift == 0) & odd & ((size == below) | (size == above))
+    signed = (torch.signbit(codes) == torch.signbit(x)) | (magnitude == 0) | (size < drift)
+    wrong = judged & ~((high >= below) & (low <= above) & ~tie & signed & known)
 
     shown = []
     for side in (low, high):
         nearest = torch.where(judged & (scales > 0), side / scales, 0.0)
-        shown.append(round_to(nearest, scaling.target, overflow="saturate"))
+        shown.append(round_to(nearest, target, overflow="saturate"))
     steps = torch.maximum(
         torch.searchsorted(table, shown[0]) - position, position - torch.searchsorted(table, shown[1])
     )
-    signed = [torch.copysign(side, x) for side in shown]
-    return first_of(wrong, "code", codes, signed, steps.clamp(min=0).double(), " codes")
+    allowed = [torch.copysign(side, x) for side in shown]
+    return first_of(wrong, "code", codes, allowed, steps.clamp(min=0).double(), " codes")
 
 
 def quantized(x: Tensor, codes: Tensor, scales: Tensor, block: Block, scaling: Scaling) -> list[Violation]:
@@ -182,7 +191,9 @@ def quantized(x: Tensor, codes: Tensor, scales: Tensor, block: Block, scaling: S
     if scaling.nonfinite == "propagate":
         violations += first_of(~finite & torch.isfinite(back), "NaN and infinities", back, [x])
         judged |= ~finite_block & finite & torch.isfinite(back) & usable
-    return violations + codes_of_elements(plain, codes, torch.where(usable, each_scale, 1.0), scaling, judged)
+    each_scale = torch.where(usable, each_scale, 1.0)
+    error = quotient_error(plain, each_scale, scaling.quotient)
+    return violations + codes_of_elements(plain, codes, each_scale, scaling.target, error, judged)
 
 
 def mx_quantized(
@@ -204,9 +215,8 @@ def mx_quantized(
     if nonfinite == "propagate":
         violations += first_of(~finite & torch.isfinite(codes * each_scale), "NaN and infinities", codes, [x])
     judged = spread(sound, MX_BLOCK, x.shape) & torch.isfinite(each_scale)
-    scaling = Scaling(target, "power-of-two", "ieee", None, nonfinite)
     plain, usable = torch.where(finite, x, 0.0), torch.where(judged, each_scale, 1.0)
-    return violations + codes_of_elements(plain, codes, usable, scaling, judged)
+    return violations + codes_of_elements(plain, codes, usable, target, torch.zeros_like(plain), judged)
 
 
 def rounded(
@@ -280,15 +290,23 @@ def stochastically_rounded(x: Tensor, got: Tensor, target: Format) -> list[Viola
     violations = first_of(~neighbour, "neighbour", got, (low, high))
     if violations or x.numel() < 2**14 or not bool((x == x.view(-1)[0]).all()) or bool((low == high).any()):
         return violations
-    up = (got.view(-1) == high.view(-1)).double()
     share = ((x - low) / (high - low)).view(-1)[0].item()
+    return violations + as_often_as_it_should((got.view(-1) == high.view(-1)).double(), share, LAGS)
+
+
+def as_often_as_it_should(up: Tensor, share: float, lags: Sequence[int]) -> list[Violation]:
+    """Whether elements with one fraction `share` went up (1.0) that often, and independently at these distances.
+
+    The bounds are those of `stochastically_rounded`; `up` is (elements,), float64.
+    """
+    violations = []
     chance, bias = math.log(2 / FALSE_ALARM) / 2, 2.0**-RANDOM_BITS
     slack = math.sqrt(chance / up.numel()) + bias
     if abs(up.mean().item() - share) > slack:
         allowed = f"{share - slack:.4f} to {share + slack:.4f}"
         violations.append(Violation("share that goes up", f"{up.mean().item():.4f}", allowed))
     alike = share**2 + (1 - share) ** 2
-    for lag in LAGS:
+    for lag in lags:
         pairs = up[: up.numel() // (2 * lag) * 2 * lag].reshape(-1, 2, lag)
         same = (pairs[:, 0] == pairs[:, 1]).double().mean().item()
         slack = math.sqrt(chance / (up.numel() // 2)) + 2 * bias

@@ -26,6 +26,10 @@ AMAX_FLOOR = 2.0**-110
 """The least magnitude that a scale is made for here: the first power of two whose scale is a normal fp32 number for
 both FP8 formats (E5M2's maximum is 1.75 * 2^15, the smallest normal 2^-126)."""
 
+NVFP4_AMAX_FLOOR = 2.0**-105
+"""The least largest magnitude of a tensor in NVFP4 here: with it the scale of the tensor, amax / 2688, times the
+smallest scale of a block, 2^-9, is a normal fp32 number, 2^-125.4."""
+
 
 @dataclass(frozen=True)
 class Quantized:
