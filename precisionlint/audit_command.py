@@ -1,13 +1,16 @@
 """``precisionlint audit``: reads a script as ``check`` does, runs it under the audit, and says of each finding what
 the run makes of it.
 
-A finding of ``check`` is matched by its rule and its line, never by its words.
+A finding of ``check`` is matched by its rule and its places, never by its words.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from precisionlint.audit_report import AuditReport
@@ -73,15 +76,68 @@ def run(command: Sequence[str], *, module: bool, step: int, keep_running: bool, 
     path = _source(command[0], module)
     findings: tuple[Finding, ...] = ()
     if path is not None:
-        from precisionlint import check
-
-        findings = check([path]).findings
+        findings = _read(path, {})
 
     from precisionlint.trace import script
 
-    outcome = script.run(command, module=module, step=step, keep_running=keep_running, values=values)
-    read = tuple(Judged(each, judge(each, outcome.report)) for each in findings)
+    names = set() if path is None or not findings else configuration_names(path)
+    outcome = script.run(command, module=module, step=step, keep_running=keep_running, values=values, names=names)
+    known = outcome.configuration
+    if path is not None and findings and known:
+        own = {(each.rule, each.place) for each in _read(path, {name: str(value) for name, value in known.items()})}
+    else:
+        own = {(each.rule, each.place) for each in findings}
+    read = tuple(Judged(each, judge(each, outcome.report, (each.rule, each.place) in own)) for each in findings)
     return Audited(command[0], outcome.report, read, step, outcome.steps, outcome.ended, outcome.failed)
+
+
+def _read(path: str, assume: dict[str, str]) -> tuple[Finding, ...]:
+    from precisionlint import check
+
+    return check([path], assume=assume).findings
+
+
+def configuration_names(path: str) -> set[str]:
+    """The names that a file's branches and ``enabled=`` ask about and that no loop changes: what tells one
+    configuration from another. Empty for a file that cannot be parsed.
+    """
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    asked: set[str] = set()
+    changing: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.IfExp):
+            asked |= _names(node.test)
+        elif isinstance(node, ast.keyword) and node.arg == "enabled":
+            asked |= _names(node.value)
+        elif isinstance(node, ast.For | ast.While | ast.AsyncFor):
+            changing |= {name for each in ast.walk(node) for name in _names(each, ast.Store)}
+    return asked - changing
+
+
+def _names(tree: ast.AST, context: type[ast.expr_context] = ast.Load) -> set[str]:
+    """The dotted names in a tree, the longest of each."""
+    found: set[str] = set()
+    todo = [tree]
+    while todo:
+        node = todo.pop()
+        name = _dotted(node)
+        if name and isinstance(getattr(node, "ctx", None), context):
+            found.add(name)
+        elif not name:
+            todo.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def _dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        owner = _dotted(node.value)
+        return f"{owner}.{node.attr}" if owner else ""
+    return ""
 
 
 def _source(target: str, module: bool) -> str | None:
@@ -108,26 +164,45 @@ GRAVER = {"backward-under-autocast": "autocast-around-training-loop"}
 """A rule that the run reports under the name of a graver one, which takes in what it found."""
 
 
-def judge(finding: Finding, report: AuditReport | None) -> Verdict:
-    """What a run says of a finding that was read."""
+def judge(finding: Finding, report: AuditReport | None, of_this_run: bool = True) -> Verdict:
+    """What a run says of a finding that was read. ``of_this_run``: it is also read under the run's own configuration.
+
+    The same fault is one of the same rule whose place is a station of the other's way: a fault of weights may be read
+    where they are cast and measured where they are stepped. It is refuted where the run came to its place and through
+    every station of its way (the objects made there took part) and shows no such fault.
+    """
     if report is None:
         return "not reached"
-    if any(each.rule == finding.rule and _same_line(each.place, finding.place) for each in report.findings):
-        return "confirmed"
-    if any(each.rule == GRAVER.get(finding.rule) for each in report.findings):
-        return "confirmed"
+    mine = (finding.place, *(step.place for step in finding.trace))
+    for each in report.findings:
+        if each.rule == finding.rule and (
+            _among(finding.place, (each.place, *(step.place for step in each.trace))) or _among(each.place, mine)
+        ):
+            return "confirmed"
+        if each.rule == GRAVER.get(finding.rule):
+            return "confirmed"
     if finding.rule not in MEASURED:
         return "not measurable here"
-    stations = [station.place for station in report.order]
-    if any(place is not None and _same_line(place, finding.place) for place in stations):
-        return "refuted"
-    return "another configuration" if finding.when else "not reached"
+    if not of_this_run:
+        return "another configuration"
+    met = [station.place for station in (*report.order, *report.objects) if station.place is not None]
+    return "refuted" if all(_among(place, met) for place in mine) else "not reached"
 
 
-def _same_line(left: Place, right: Place) -> bool:
-    return left.line == right.line and _base(left.path) == _base(right.path)
+def _among(place: Place, others: Iterable[Place]) -> bool:
+    return any(_same(place, other) for other in others)
 
 
+def _same(left: Place, right: Place) -> bool:
+    """The same call: the same span, or the same line where one of the two (Python 3.10's) knows no columns."""
+    if left.line != right.line or _base(left.path) != _base(right.path):
+        return False
+    spans = [(each.column, each.end_line, each.end_column) for each in (left, right)]
+    known = all(each.end_line > each.line or each.end_column > each.column for each in (left, right))
+    return spans[0] == spans[1] or not known
+
+
+@cache
 def _base(path: str) -> str:
     import os
 

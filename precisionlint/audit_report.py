@@ -137,6 +137,8 @@ class AuditReport:
     findings: tuple[Finding, ...]
     ops: tuple[OpRecord, ...]
     order: tuple[Station, ...]
+    objects: tuple[Station, ...]
+    """Where what took part came to be: optimizers, scalers, half weights, and where functions of one's own ran."""
     casts: tuple[CastRecord, ...]
     storage: tuple[StorageRecord, ...]
     activations: tuple[ActivationRecord, ...]

@@ -60,7 +60,7 @@ class Custom:
     def __init__(self, position: Position, emit: Callable[[Event], None]) -> None:
         self.position = position
         self.emit = emit
-        self._told: set[tuple[str, Any]] = set()
+        self._told: set[tuple[Any, Any]] = set()
 
     def watch(self, func: Any) -> Watcher | None:
         """The watcher for an op that torch does not bring."""
@@ -85,17 +85,18 @@ class Custom:
     def _apply(self, original: Callable[..., Any]) -> Any:
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             region, forward = self.position.region, cls.forward
-            wide = any(isinstance(each, Tensor) and each.dtype is torch.float32 for each in args)
-            if region is None or not wide or not is_users(getattr(forward, "__code__", TORCHS)):
+            if region is None or not is_users(getattr(forward, "__code__", TORCHS)):
                 return original.__func__(cls, *args, **kwargs)  # type: ignore[attr-defined]
+            wide = any(isinstance(each, Tensor) and each.dtype is torch.float32 for each in args)
             self.position.functions.append(False)
             try:
                 return original.__func__(cls, *args, **kwargs)  # type: ignore[attr-defined]
             finally:
-                if self.position.functions.pop() and (cls.__qualname__, None) not in self._told:
-                    self._told.add((cls.__qualname__, None))
+                was_cast = self.position.functions.pop() and wide
+                if (cls, was_cast) not in self._told:
+                    self._told.add((cls, was_cast))
                     made = class_definition(cls) or definition(forward.__code__)
-                    self.emit(CustomOp(here(), (), cls.__name__, "function", False, region, made))
+                    self.emit(CustomOp(here(), (), cls.__name__, "function", not was_cast, region, made))
 
         return classmethod(apply)
 

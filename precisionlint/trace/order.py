@@ -37,7 +37,7 @@ from precisionlint.events import (
 )
 from precisionlint.trace.gradients import Gradients, number, scale_of
 from precisionlint.trace.patches import Patches
-from precisionlint.trace.places import here, users_frame
+from precisionlint.trace.places import heading, here, users_frame
 from precisionlint.trace.position import Position, Section
 from precisionlint.trace.registry import Registry, parameters_of
 from precisionlint.trace.timeline import Timeline
@@ -168,7 +168,7 @@ class Order:
             result = original(context)
             enabled = bool(context._enabled)
             dtype = str(context.fast_dtype).removeprefix("torch.")
-            place = here()
+            place = heading()
             region = Region(context.device, dtype, bool(context._cache_enabled), at=place) if enabled else None
             self.position.regions.append(region)
             self.timeline.emit(Autocast(place, (), region, enabled, True))

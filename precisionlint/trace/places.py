@@ -46,6 +46,14 @@ def here() -> Place | None:
     return None if frame is None else place(frame.f_code, frame.f_lasti)
 
 
+def heading() -> Place | None:
+    """The user's ``with`` that led to this call. Python 3.11 gives the span of its whole block: then its first line."""
+    found = here()
+    if found is None or found.end_line == found.line:
+        return found
+    return Place(found.path, found.line, found.column, found.line, found.column)
+
+
 def frames(frame: FrameType | None) -> Iterator[FrameType]:
     """This frame and those that called it."""
     while frame is not None:

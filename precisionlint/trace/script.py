@@ -14,7 +14,7 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +30,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from precisionlint import policy
 from precisionlint.audit_report import AuditReport
 from precisionlint.events import Region
+from precisionlint.trace import configuration
 from precisionlint.trace.births import Births
 from precisionlint.trace.order import subclasses
 from precisionlint.trace.patches import Patches
-from precisionlint.trace.places import here, users_frame
+from precisionlint.trace.places import heading, users_frame
 from precisionlint.trace.recorder import probe
 from precisionlint.trace.window import Audit
 
@@ -52,12 +53,16 @@ class Outcome:
     steps: int
     ended: str
     failed: bool
+    configuration: Mapping[str, Any]
+    """Of the names that were asked about, those with a plain value where the window was opened."""
 
 
 class Watch:
     """Counts the steps of a script and opens and closes the window."""
 
-    def __init__(self, name: str, step: int, keep_running: bool, values: bool) -> None:
+    def __init__(self, name: str, step: int, keep_running: bool, values: bool, names: Iterable[str] = ()) -> None:
+        self.names = tuple(names)
+        self.configuration: dict[str, Any] = {}
         self.values = values
         self.policy = policy.of_project(Path.cwd())  # before the script, which may go elsewhere
         self.name = name
@@ -129,7 +134,7 @@ class Watch:
             region = None
             if context._enabled:
                 dtype = str(context.fast_dtype).removeprefix("torch.")
-                region = Region(context.device, dtype, bool(context._cache_enabled), at=here())
+                region = Region(context.device, dtype, bool(context._cache_enabled), at=heading())
             self.regions.append((region, self.total))
             return result
 
@@ -200,6 +205,7 @@ class Watch:
 
     def _open(self) -> None:
         frame = users_frame(sys._getframe(1))
+        self.configuration = configuration.values(self.names, frame)
         self.audit = Audit(
             None,
             self._alive.values(),
@@ -232,15 +238,16 @@ def run(
     step: int = 2,
     keep_running: bool = False,
     values: bool = False,
+    names: Iterable[str] = (),
 ) -> Outcome:
     """Runs ``arguments`` (a script's path, or a module's name, then its own arguments) and audits its ``step``-th
-    iteration.
+    iteration; of ``names`` (dotted ones) it tells the values there.
 
     What the script prints goes to standard error. Its exceptions are told there too and do not pass through;
     KeyboardInterrupt does.
     """
     probe()
-    watch = Watch(f"{arguments[0]}, step {step}", step, keep_running, values)
+    watch = Watch(f"{arguments[0]}, step {step}", step, keep_running, values, names)
     ended, failed = "", False
     with _as_main(arguments, module), _output_to_stderr(), watch.installed():
         error: BaseException | None = None
@@ -259,7 +266,7 @@ def run(
             traceback.print_exception(type(raised), raised, _below(raised.__traceback__))
         finally:
             watch.finish(error)
-    return Outcome(watch.report, watch.total, ended or "ended by itself", failed)
+    return Outcome(watch.report, watch.total, ended or "ended by itself", failed, watch.configuration)
 
 
 def _execute(target: str, module: bool) -> None:

@@ -17,7 +17,20 @@ from precisionlint.audit_report import (
     Station,
     UpdateRecord,
 )
-from precisionlint.events import Autocast, Backward, Event, Grads, LossScaled, Step, Update, ZeroGrad
+from precisionlint.events import (
+    Autocast,
+    Backward,
+    CustomOp,
+    Event,
+    Grads,
+    LossScaled,
+    Owns,
+    ScalerMade,
+    Step,
+    Update,
+    WeightsTake,
+    ZeroGrad,
+)
 from precisionlint.findings import Place
 from precisionlint.policy import Policy
 from precisionlint.trace import settings as global_settings
@@ -80,6 +93,7 @@ def summarize(
         findings=tuple(findings),
         ops=ops,
         order=tuple(_stations(timeline.events)),
+        objects=tuple(_objects(timeline.events)),
         casts=tuple(_casts(casts, recorder, registry)),
         storage=tuple(storage.records()),
         activations=tuple(_activations(activations, registry)),
@@ -198,6 +212,21 @@ def _stations(events: Iterable[Event]) -> Iterable[Station]:
         text = _sentence(event)
         if text and isinstance(event.at, Place):
             yield Station(text, event.at)
+
+
+def _objects(events: Iterable[Event]) -> Iterable[Station]:
+    for event in events:
+        match event:
+            case Owns(at=Place() as at, optimizer=optimizer, cls=cls):
+                yield Station(f"'{optimizer.name}' made ({cls})", at)
+            case ScalerMade(at=Place() as at, scaler=scaler, cls=cls):
+                yield Station(f"'{scaler.name}' made ({cls})", at)
+            case WeightsTake(at=Place() as at, dtype=str() as dtype):
+                yield Station(f"weights take {dtype}", at)
+            case CustomOp(at=Place() as at, defined=defined, name=name):
+                yield Station(f"'{name}' called", at)
+                if isinstance(defined, Place) and defined != at:
+                    yield Station(f"'{name}' defined", defined)
 
 
 def _sentence(event: Event) -> str:
