@@ -1,7 +1,7 @@
 """Reads the rule catalogue in `rules/`: what each rule is called, how grave it is, and its page.
 
 It knows pages and names, not checks. A page is `rules/<family>/<name>.md`: TOML front matter between two lines `+++`,
-then Markdown, whose fenced `python wrong`, `python right` and `python experiment` blocks are run as tests. Loading
+then Markdown, whose fenced `python wrong`, `python right` (or `yaml`, `json`, `sh`) and `python experiment` blocks are run as tests. Loading
 parses the front matter alone; bodies are parsed when somebody asks for one.
 
 `python -m precisionlint.catalogue --write-index` renews `rules/README.md`.
@@ -25,6 +25,9 @@ else:
 
 FoundBy = Literal["check", "audit", "verify"]
 Fix = Literal["none", "safe", "unsafe"]
+
+SUFFIXES = {"python": ".py", "yaml": ".yaml", "json": ".json", "sh": ".sh"}
+"""What examples are written in: the word after the fence, and how such a file's name ends."""
 
 ALL = "all"
 """The word that selects every rule."""
@@ -55,11 +58,21 @@ class Rule:
 
 @dataclass(frozen=True)
 class Example:
-    """A fenced program of a page; `line` is that of its first line in the page."""
+    """A fenced program or configuration of a page; `line` is that of its first line in the page.
+
+    `measured`: it is wrong in a way that only the audit finds, though `check` finds the rule elsewhere.
+    """
 
     kind: Literal["wrong", "right"]
     code: str
     line: int
+    language: str = "python"
+    measured: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """What the name of such a file ends in."""
+        return SUFFIXES[self.language]
 
     @property
     def marks(self) -> tuple[tuple[int, str], ...]:
@@ -166,11 +179,13 @@ def body(rule: Rule) -> str:
 
 def examples(rule: Rule) -> tuple[Example, ...]:
     """The page's wrong and right programs, in its order."""
-    return tuple(
-        Example("wrong" if fence.info == "python wrong" else "right", fence.text, fence.line)
-        for fence in _fences(rule.page)
-        if fence.info in ("python wrong", "python right")
-    )
+    found = []
+    for fence in _fences(rule.page):
+        language, _, kind = fence.info.partition(" ")
+        if language in SUFFIXES and kind in ("wrong", "right", "wrong measured"):
+            wrong: Literal["wrong", "right"] = "right" if kind == "right" else "wrong"
+            found.append(Example(wrong, fence.text, fence.line, language, kind == "wrong measured"))
+    return tuple(found)
 
 
 def experiment(rule: Rule) -> Experiment | None:

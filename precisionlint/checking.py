@@ -70,7 +70,7 @@ def with_deep_stack(work: Callable[[], T]) -> T:
 
 
 def _check(request: Request) -> Report:
-    suffixes = documents.SUFFIXES + (documents.MARKDOWN if request.markdown else ())
+    suffixes = documents.SUFFIXES + files.CONFIGURATIONS + (documents.MARKDOWN if request.markdown else ())
     on_disk = [path for path in request.paths if path not in request.texts]
     found, errors = files.find(on_disk, request.configuration, suffixes)
     found += [(name, Path(name)) for name in request.texts]
@@ -88,9 +88,16 @@ def _check(request: Request) -> Report:
     return Report(
         tuple(sorted(findings, key=_order)),
         tuple(sorted(errors, key=lambda e: (e.path, e.line or 0))),
-        coverage(results.values()),
+        coverage(result for display, result in results.items() if _counts(display, result, request)),
         tuple(sorted(suppressed, key=lambda each: _order(each.finding))),
     )
+
+
+def _counts(display: str, result: FileResult, request: Request) -> bool:
+    """Whether a file is one of those looked at: a configuration that a folder holds is, where it is one of a training run."""
+    if not display.endswith(files.CONFIGURATIONS) or display in request.paths:
+        return True
+    return bool(result.totals.read or result.errors)
 
 
 def _order(finding: Finding) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Which files a run reads: every file that is named, and the Python files in named folders that are the project's own.
+"""Which files a run reads: every file that is named, and the files in named folders that are the project's own programs and configurations.
 
 A folder is walked without what git ignores (`.gitignore` files from the repository's root down, `.git/info/exclude`;
 not a user's global ignore file), what the settings exclude, environments and hidden names. Links to folders are not followed, as git
@@ -16,6 +16,12 @@ from pathlib import Path
 from precisionlint import gitignore
 from precisionlint.config import Configuration
 from precisionlint.findings import FileError
+
+CONFIGURATIONS = (".json", ".yaml", ".yml", ".sh")
+LARGEST = 256 * 1024
+"""Bytes of the largest configuration that a folder is read for."""
+MOST = 500
+"""A folder that holds more such files than this holds data."""
 
 ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
 
@@ -110,6 +116,7 @@ def _walk(
             continue
         ignores = _ignores_in(real, names, ignores)
         settings = configuration.of_folder(real)
+        data = sum(name.endswith(CONFIGURATIONS) for name in names) > MOST
         for entry in entries:
             if entry.name.startswith("."):  # editors leave locks that end in `.py`, archives from a Mac resource forks
                 continue
@@ -119,6 +126,13 @@ def _walk(
                     pending.append((folder / entry.name, f"{display}/", inside, ignores))
             elif not entry.name.endswith(suffixes) or _ignored(str(inside), ignores) or settings.excludes(str(inside)):
                 continue
+            elif entry.name.endswith(CONFIGURATIONS):
+                if (
+                    not data
+                    and entry.is_file(follow_symlinks=False)
+                    and entry.stat(follow_symlinks=False).st_size <= LARGEST
+                ):
+                    yield _Found(display, Path(entry.path), str(inside))
             elif entry.is_file(follow_symlinks=False):
                 yield _Found(display, Path(entry.path), str(inside))
             elif not os.path.isdir(entry):  # `entry.is_dir()` raises on a link to itself

@@ -20,6 +20,8 @@ FIXTURES = Path("fixtures")
 RULES = frozenset(catalogue.load())
 COMMAND = [sys.executable, "-m", "precisionlint", "check", "--select", "all"]
 
+SUFFIXES = catalogue.SUFFIXES.values()
+
 Spot = tuple[str, int, str]
 
 
@@ -28,13 +30,13 @@ def programs() -> list[Path]:
     found = []
     for group in ("broken", "sound", "projects"):
         for path in sorted((ROOT / FIXTURES / group).iterdir()):
-            if path.is_dir() or path.suffix == ".py":
+            if path.is_dir() or path.suffix in SUFFIXES:
                 found.append(path.relative_to(ROOT))
     return found
 
 
 def files(program: Path) -> list[Path]:
-    return sorted(program.rglob("*.py")) if program.is_dir() else [program]
+    return sorted(path for path in program.rglob("*") if path.suffix in SUFFIXES) if program.is_dir() else [program]
 
 
 def marks(path: Path) -> set[Spot]:

@@ -175,7 +175,7 @@ def test_no_python_files_is_said_and_is_no_failure(checker: Checker, capsys):
     assert cli.main(["check", "docs", "data"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("found nothing\n")
-    assert err == "precisionlint: no Python files in docs, data\n"
+    assert err == "precisionlint: no Python and no configuration files in docs, data\n"
 
 
 def test_verbose_names_what_reading_gave_up_on(checker: Checker, capsys):

@@ -32,7 +32,7 @@ def git(*arguments: str, cwd: str = ".") -> str:
 
 
 def names(*paths: str) -> list[str]:
-    return [display for display, _ in files.find(paths)[0]]
+    return [display for display, _ in files.find(paths, suffixes=(".py", *files.CONFIGURATIONS))[0]]
 
 
 def errors(*paths: str) -> list[tuple[str, str]]:
@@ -43,6 +43,22 @@ def test_a_folder_gives_its_python_files_sorted_and_nothing_else():
     write("p/b.py", "p/a.py", "p/sub/c.py", "p/notes.txt", "p/script")
     assert names("p") == ["p/a.py", "p/b.py", "p/sub/c.py"]
     assert files.find(["p"])[0][0][1] == Path("p/a.py")
+
+
+def test_a_folder_gives_its_configurations_too_but_not_its_data():
+    write("p/ds_config.json", "p/run.yaml", "p/run.yml", "p/.hidden.json", "p/notes.toml")
+    write("p/large.json", text=" " * (files.LARGEST + 1))
+    write(*(f"p/annotations/{n}.json" for n in range(files.MOST + 1)), "p/annotations/loader.py")
+    assert names("p") == ["p/annotations/loader.py", "p/ds_config.json", "p/run.yaml", "p/run.yml"]
+    assert names("p/large.json") == ["p/large.json"]
+    assert len(names("p/annotations", "p/annotations/0.json")) == 2
+
+
+def test_a_link_to_nothing_is_no_configuration():
+    Path("p").mkdir()
+    Path("p/dead.json").symlink_to("nothing")
+    assert (names("p"), errors("p")) == ([], [])
+    assert errors("p/dead.json") == [("p/dead.json", "link to nothing")]
 
 
 @pytest.mark.parametrize(

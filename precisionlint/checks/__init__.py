@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from precisionlint.checks import autocast, custom_ops, loss_scaling, master_weights, matmul_precision, trainers
+from precisionlint.checks import (
+    autocast,
+    custom_ops,
+    data_parallel,
+    loss_scaling,
+    master_weights,
+    matmul_precision,
+    trainers,
+)
 from precisionlint.checks.base import Check, Evidence, Hit, Judge, Seen
 
 FAMILIES = (
-    loss_scaling.FAMILY, master_weights.FAMILY, autocast.FAMILY, custom_ops.FAMILY, matmul_precision.FAMILY, trainers.FAMILY,
-)  # fmt: skip
+    loss_scaling.FAMILY,
+    master_weights.FAMILY,
+    autocast.FAMILY,
+    custom_ops.FAMILY,
+    matmul_precision.FAMILY,
+    data_parallel.FAMILY,
+    trainers.FAMILY,
+)
 
 RULES: dict[str, Check] = {check.rule: check for family in FAMILIES for check in family.checks}
 """Rule name -> its check."""

@@ -8,9 +8,12 @@ from typing import Any
 
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
 from precisionlint.events import Event, Named, Owns, Step, Weights, WeightsTake, covers, overlap
+from precisionlint.recipes import UNKNOWN, Recipe
 
 HALF = {"float16": "fp16", "bfloat16": "bf16"}
 SMALL_RATE = 1e-3
+SIGNIFICANT = {"fp16": 11, "bf16": 8}
+MANY = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,11 @@ def roots(weights: Weights) -> tuple[Any, ...]:
     return tuple(sorted({("frozen", path[0]) for path in weights}, key=str))
 
 
-@FAMILY.rule("bf16-only-weights", Step, WeightsTake)
-def bf16_only_weights(storage: Storage, event: Step | WeightsTake) -> Iterator[Any]:
+@FAMILY.rule("bf16-only-weights", Step, WeightsTake, Recipe)
+def bf16_only_weights(storage: Storage, event: Step | WeightsTake | Recipe) -> Iterator[Any]:
+    if isinstance(event, Recipe):
+        yield from _half_weights_configured(event)
+        return
     if isinstance(event, WeightsTake):
         if event.trainable is False:
             for fact in roots(event.weights):
@@ -96,3 +102,60 @@ def bf16_only_weights(storage: Storage, event: Step | WeightsTake) -> Iterator[A
                 unless=roots(own.weights),
                 severity="warning" if own.lr is not None and own.lr >= SMALL_RATE else "error",
             )
+
+
+def _half_weights_configured(recipe: Recipe) -> Iterator[Hit]:
+    """A configuration that leaves trained weights without an fp32 copy."""
+    weights, rate = recipe.weights, recipe.rate.number if recipe.rate is not None else None
+    if weights is None:
+        return
+    by = (
+        f" steps {weights.half} weights"
+        if recipe.optimizer is not None
+        else f"{recipe.framework} steps {weights.half} weights"
+    )
+    if recipe.optimizer is not None:
+        by = str(recipe.optimizer.value).rpartition(".")[2] + by
+    at = f" at lr {rate:g}" if rate is not None else ""
+    stations = ((recipe.optimizer, "stepped by"), (recipe.rate, "learning rate"))
+    yield Hit(
+        "bf16-only-weights",
+        weights.at,
+        f"{by} with no fp32 copy{at}: an update smaller than half a {weights.half} step rounds to nothing, and most do at fine-tuning "
+        f"rates; {recipe.remedy}",
+        tuple(
+            Seen(each.at, f"{what}: {each.value}")
+            for each, what in stations
+            if each is not None and each.value is not UNKNOWN
+        ),
+        severity="warning" if rate is not None and rate >= SMALL_RATE else "error",
+    )
+
+
+@FAMILY.rule("half-gradient-accumulation", Recipe)
+def half_gradient_accumulation(storage: Storage, recipe: Recipe) -> Iterator[Hit]:
+    """Micro-batches summed in half, from four an update on: the sum of fewer is rounded at most twice. A number that is set elsewhere is
+    likely to be one of them."""
+    dtype, steps = recipe.accumulates, recipe.steps
+    if dtype is None or not dtype.half or steps is None:
+        return
+    number = steps.number
+    if (number is None and steps.value is not UNKNOWN) or (number is not None and number < MANY):
+        return
+    many = (
+        f"the gradients of {number:g} micro-batches" if number is not None else "the gradients of several micro-batches"
+    )
+    yield Hit(
+        "half-gradient-accumulation",
+        dtype.at,
+        f"{many} are summed in {dtype.half}: each addition rounds the sum to {SIGNIFICANT[dtype.half]} bits; keep the sum in fp32",
+        (
+            Seen(
+                steps.at,
+                f"{number:g} micro-batches an update"
+                if number is not None
+                else "micro-batches an update: set elsewhere",
+            ),
+        ),
+        confidence="certain" if number is not None else "likely",
+    )

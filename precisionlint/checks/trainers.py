@@ -8,6 +8,7 @@ from typing import Any
 
 from precisionlint.checks.base import Automaton, Family, Hit, Seen
 from precisionlint.events import Backward, Engine, Event, Grads, Known, Step, ZeroGrad
+from precisionlint.recipes import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +83,36 @@ def accelerate_raw_backward(state: Gradients, event: Step) -> Iterator[Any]:
         ),
         confidence="certain" if engine.sure else "likely",
     )
+
+
+@FAMILY.rule("deepspeed-precision-config", Recipe)
+def deepspeed_precision_config(state: Gradients, recipe: Recipe) -> Iterator[Hit]:
+    if recipe.framework != "DeepSpeed":
+        return
+    rule = "deepspeed-precision-config"
+    fp16, bf16, scale = recipe.fp16, recipe.bf16, recipe.scale
+    if recipe.stray:
+        first, *others = recipe.stray
+        yield Hit(
+            rule,
+            first.at,
+            f"'{first.name}': bf16 has no loss scale. DeepSpeed before 0.17 ignores the setting, later ones refuse it ('Extra inputs are not "
+            "permitted'); loss-scale settings belong in the fp16 block",
+            tuple(Seen(each.at, f"as does '{each.name}'") for each in others),
+        )
+    if fp16 is not None and bf16 is not None and fp16.value is True and bf16.value is True:
+        yield Hit(
+            rule,
+            max(fp16.at, bf16.at),
+            "fp16 and bf16 are both switched on: DeepSpeed stops with 'bfloat16 and fp16 modes cannot be simultaneously enabled'",
+            (Seen(min(fp16.at, bf16.at), "the other one"),),
+        )
+        return
+    number = scale.number if scale is not None else None
+    if scale is not None and number is not None and 0 < number <= 1 and fp16 is not None and fp16.value is True:
+        yield Hit(
+            rule,
+            scale.at,
+            f"a static loss scale of {number:g} scales nothing: fp16 gradients below 3e-8 become 0; 0 lets DeepSpeed find the scale",
+            (Seen(fp16.at, "fp16 is on"),),
+        )

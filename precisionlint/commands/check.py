@@ -30,7 +30,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    check.add_argument("paths", metavar="PATH", nargs="+", help="a file, or a folder: its Python files and notebooks")
+    check.add_argument(
+        "paths", metavar="PATH", nargs="+", help="a file, or a folder: its Python files, notebooks and configurations"
+    )
     _add_rules(check.add_argument_group("which rules", "RULES: names, families or `all`, separated by commas"))
     _add_files(check.add_argument_group("which files and settings"))
     _add_report(check.add_argument_group("how to report"))
@@ -101,7 +103,7 @@ def run(options: argparse.Namespace) -> Outcome:
     for error in report.errors:
         print(text.error_line(error), file=sys.stderr)
     if not report.coverage.files and not report.errors:
-        complain(f"no Python files in {', '.join(options.paths)}")
+        complain(f"no Python and no configuration files in {', '.join(options.paths)}")
     if options.format == "json":
         return Outcome(report.exit_code, [json.dumps(report)])
     color = colored(options.color, sys.stdout)

@@ -41,7 +41,19 @@ class Subject:
         return cast("Iterable[Event]", importlib.import_module(self.module).read(file))
 
 
-SUBJECTS: tuple[Subject, ...] = ()
+HALF = (b"bf16", b"bfloat16", b"fp16", b"float16", b"16-true")
+CONFIGURED = (
+    b"enabled",
+    b"loss_scale",
+    b"scale_power",
+    b"accum_dtype",
+    b"communication_data_type",
+    b"master_weights_and_grads",
+)
+
+SUBJECTS: tuple[Subject, ...] = (
+    Subject("precisionlint.subjects.configurations", (".json", ".yaml", ".yml"), (HALF, CONFIGURED)),
+)
 
 
 class File:

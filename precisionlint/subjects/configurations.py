@@ -1,0 +1,21 @@
+"""Configuration files of training runs: JSON and YAML, as the frameworks that read them understand them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from precisionlint.recipes import Recipe
+from precisionlint.subjects import File, deepspeed
+from precisionlint.subjects.tree import documents, tables
+
+FRAMEWORKS = (deepspeed.recipe,)
+
+
+def read(file: File) -> Iterator[Recipe]:
+    """The recipes of a file; a table belongs to the first framework that knows it.
+
+    Raises: UnreadableError.
+    """
+    for document in documents(file):
+        for table in tables(document):
+            yield from (recipe for each in FRAMEWORKS if (recipe := each(table)) is not None)

@@ -1,0 +1,87 @@
+"""What DeepSpeed's configuration says about precision: JSON files and dicts, and gpt-neox, which has the same keys beside its own.
+
+Read in DeepSpeed's ``runtime/config.py``, ``runtime/engine.py`` and ``runtime/precision_config.py``. Settings that are ``"auto"`` come
+from the trainer and are unknown here.
+"""
+
+from __future__ import annotations
+
+from precisionlint.recipes import UNKNOWN, Recipe, Setting
+from precisionlint.subjects.tree import Scalar, Table
+
+MARKS = frozenset(
+    {
+        "zero_optimization",
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "steps_per_print",
+        "wall_clock_breakdown",
+        "zero_allow_untested_optimizer",
+        "communication_data_type",
+        "data_types",
+    }
+)
+"""Keys of which a DeepSpeed configuration has at least one beside its precision blocks."""
+
+SCALE_KEYS = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
+
+
+def recipe(table: Table) -> Recipe | None:
+    """The recipe of a table that is a DeepSpeed configuration, else None."""
+    blocks = [block for block in (table.table("fp16"), table.table("bf16"), table.table("bfloat16")) if block]
+    if (
+        not (blocks or table.table("data_types") or "communication_data_type" in table)
+        or not MARKS & table.entries.keys()
+    ):
+        return None
+    bf16 = table.table("bf16") or table.table("bfloat16")
+    name = "bf16" if table.table("bf16") else "bfloat16"
+    return Recipe(
+        at=table.at,
+        when=(),
+        framework="DeepSpeed",
+        fp16=_switch(table, "fp16"),
+        bf16=_switch(table, name),
+        scale=table.setting("fp16.loss_scale"),
+        stray=_stray(bf16, name),
+        accumulates=table.setting("data_types.grad_accum_dtype"),
+        reduces=table.setting("communication_data_type"),
+        steps=_decided(table.setting("gradient_accumulation_steps")),
+        weights=_half_masters(table, name),
+        optimizer=table.setting("optimizer.type"),
+        rate=_decided(table.setting("optimizer.params.lr")),
+        remedy="without the setting the master weights are fp32",
+    )
+
+
+def _switch(table: Table, block: str) -> Setting | None:
+    """Whether a block is switched on. gpt-neox names the dtype too: ``"precision": "bfloat16"``."""
+    return _decided(table.setting(f"{block}.enabled")) or _decided(table.setting(f"{block}.fp16"))
+
+
+def _decided(setting: Setting | None) -> Setting | None:
+    """A setting whose ``"auto"`` is unknown."""
+    if setting is not None and setting.value == "auto":
+        return Setting(setting.name, UNKNOWN, setting.at)
+    return setting
+
+
+def _stray(bf16: Table | None, name: str) -> tuple[Setting, ...]:
+    """The settings of a loss scale that stand in the block that has none."""
+    found = ((key, bf16.entries.get(key)) for key in SCALE_KEYS) if bf16 is not None else ()
+    return tuple(
+        Setting(f"{name}.{key}", entry.node.value, entry.at)
+        for key, entry in found
+        if entry is not None and isinstance(entry.node, Scalar)
+    )
+
+
+def _half_masters(table: Table, bf16: str) -> Setting | None:
+    """The setting that keeps the master weights in half, as the dtype that they then have."""
+    for block, dtype in ((bf16, "bf16"), ("fp16", "fp16")):
+        setting = table.setting(f"{block}.{dtype}_master_weights_and_grads")
+        if setting is not None and setting.value is True:
+            return Setting(setting.name, dtype, setting.at)
+    return None

@@ -1,0 +1,99 @@
+"""Configuration files: read as their frameworks read them, every part at its place, and never at the cost of the other files."""
+
+from pathlib import Path
+
+import pytest
+
+from precisionlint import catalogue, check
+from precisionlint.findings import Report
+from precisionlint.source.parsing import UnreadableError
+from precisionlint.subjects import File
+from precisionlint.subjects.tree import Table, documents
+
+DEEPSPEED = '{"train_batch_size": 8, "bf16": {"enabled": true, "loss_scale": 0}}'
+
+
+def report(path: Path, text: str) -> Report:
+    path.write_text(text, encoding="utf-8")
+    return check([str(path)], select=catalogue.load())
+
+
+def table(text: str, name: str = "a.json") -> Table:
+    (document,) = documents(File(name, Path(name), text.encode()))
+    assert isinstance(document, Table)
+    return document
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "b": {"c": "bf16"}}',
+        '{\n\t"a": 1,\n\t"b": {"c": "bf16"}\n}',
+        '{ // one\n"a": 1, /* two\n lines */ "b": {"c": "bf16",},\n# three\n}',
+        '{"a": 2, "a": 1, "b": {"c": "bf16"}}',
+        '{"a": 1, "url": "http://x//y", "emoji": "\\ud83d\\ude00\\u00e9", "b": {"c": "bf16"}}',
+        '\ufeff{"a": 1, "b": {"c": "bf16"}}',
+    ],
+)
+def test_json_is_read_with_what_people_put_into_it(text: str):
+    read = table(text)
+    a, c = read.setting("a"), read.setting("b.c")
+    assert a is not None and c is not None
+    assert (a.value, c.value, c.name, c.half) == (1, "bf16", "b.c", "bf16")
+    line = text.lstrip("\ufeff").split("\n")[c.at.line - 1]
+    assert line[c.at.column - 1 : c.at.end_column - 1] == '"c": "bf16"'
+
+
+def test_yaml_is_read_with_anchors_merges_and_numbers_as_strings():
+    read = table("base: &base {lr: 1e-5, bf16: on}\nrun:\n  <<: *base\n  lr: 3e-4\nself: &s [*s]\n", "a.yaml")
+    rate, switch = read.setting("run.lr"), read.setting("run.bf16")
+    assert rate is not None and switch is not None
+    assert (rate.number, rate.at.line, switch.value, switch.at.line) == (3e-4, 4, True, 1)
+
+
+def test_characters_are_counted_not_bytes():
+    setting = table('{"\u00e4\u00f6": "\U0001f600", "c": 1}').setting("c")
+    assert setting is not None
+    assert setting.at.column == 13
+
+
+@pytest.mark.parametrize(("name", "text", "line"), [("a.json", '{\n"a": [1\n}', 3), ("a.yaml", "a:\n  - b\n c", 3)])
+def test_what_cannot_be_parsed_is_named_with_its_line(name: str, text: str, line: int):
+    with pytest.raises(UnreadableError) as error:
+        table(text, name)
+    assert error.value.line == line
+    assert error.value.message.startswith("not ")
+
+
+@pytest.mark.parametrize("text", ['{"stage": ${stage}, "b": }', "a: {{ b }}\n{% if c %}\n", "- <%= x %>: ]"])
+def test_a_template_is_no_configuration_yet(text: str):
+    for name in ("a.json", "a.yaml"):
+        assert documents(File(name, Path(name), text.encode())) == []
+
+
+def test_json_that_yaml_does_not_bear_is_left_alone():
+    assert documents(File("a.json", Path("a.json"), ('{"' + "k" * 2000 + '": 1}').encode())) == []
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[" * 5_000 + "]" * 5_000, "a: &a\n" + "- &b [*a]\n" * 3])
+def test_deep_nesting_and_strange_aliases_end_in_one_line(tmp_path: Path, text: str):
+    done = report(tmp_path / "a.yaml", f"# bf16 enabled loss_scale\n{text}")
+    assert done.findings == ()
+    assert len(done.errors) == 1 and "internal" not in done.errors[0].message
+
+
+def test_a_broken_configuration_does_not_hide_the_findings_of_the_others(tmp_path: Path):
+    (tmp_path / "broken.json").write_text('{"bf16": {"enabled": true')
+    (tmp_path / "ds.json").write_text(DEEPSPEED)
+    (tmp_path / "data.json").write_text('{"words": ["nothing", "of", "ours"]}')
+    done = check([str(tmp_path)], select=catalogue.load())
+    assert [Path(error.path).name for error in done.errors] == ["broken.json"]
+    assert [(finding.rule, Path(finding.place.path).name) for finding in done.findings] == [
+        ("deepspeed-precision-config", "ds.json")
+    ]
+    assert (done.coverage.files, done.coverage.read) == (2, 2)
+
+
+def test_a_setting_is_reported_once_however_often_it_is_used(tmp_path: Path):
+    done = report(tmp_path / "a.yaml", f"one: &ds {DEEPSPEED}\ntwo: *ds\n")
+    assert len(done.findings) == 1
