@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -470,37 +467,6 @@ def test_a_custom_op_without_an_autocast_rule_that_met_mixed_inputs():
         ("unregistered-custom-op", lines.index(next(each for each in lines if "gated(x" in each)) + 1)
     ]
     assert any(op.op == "precisionlint_tests::gated" and op.inputs == ("bfloat16", "float32") for op in report.ops)
-
-
-LAUNCH = """\
-import torch, triton
-import triton.language as tl
-import precisionlint
-
-@triton.jit
-def double(x, y, n: tl.constexpr):
-    at = tl.arange(0, n)
-    tl.store(y + at, tl.load(x + at).to(tl.float32) * 2)
-
-linear = torch.nn.Linear(8, 8)
-with precisionlint.audit(linear) as audit:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        x = linear(torch.randn(2, 8)).detach().reshape(-1)
-        y = torch.empty(16)
-        double[(1,)](x, y, 16)
-    torch.testing.assert_close(y, x.float() * 2)
-print([(finding.rule, finding.place.line) for finding in audit.report.findings])
-"""
-
-
-def test_a_triton_launch_in_a_region_is_named(tmp_path: Path):
-    (tmp_path / "launch.py").write_text(LAUNCH)
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "launch.py"], cwd=tmp_path, capture_output=True, text=True, check=False, env=environment
-    )
-    line = LAUNCH[: LAUNCH.index("        double[")].count("\n") + 1
-    assert done.stdout.strip() == f"[('unregistered-custom-op', {line})]", done.stderr
 
 
 # -- values

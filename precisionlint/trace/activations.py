@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precisionlint.trace.registry import Registry, local
+from precisionlint.trace.registry import Registry, local, storage_number
 
 Key = tuple[int, torch.dtype]
 """A module's number, and the dtype of what its ops saved."""
@@ -33,12 +33,12 @@ class Activations:
 
     def before_backward(self, outputs: Iterable[Any]) -> None:
         """Reads the graph behind the outputs of a backward that is about to run."""
-        weights = {_storage(local(each)) for each in self.registry.parameters}
+        weights = {storage_number(local(each)) for each in self.registry.parameters}
         seen: set[int] = set(weights)
         kept: dict[Key, tuple[int, int]] = {}
         for node in sorted(_nodes(outputs), key=lambda node: node._sequence_nr()):  # as the forward made them
             for tensor in self._saved(node):
-                number = _storage(tensor)
+                number = storage_number(tensor)
                 if number in seen or _is_weight(tensor):
                     continue
                 seen.add(number)
@@ -86,10 +86,3 @@ def _is_weight(tensor: Tensor) -> bool:
     """Whether it is a leaf that is trained, or a view of one, though no model that is known holds it."""
     base = tensor if tensor._base is None else tensor._base
     return base.requires_grad and base.is_leaf
-
-
-def _storage(tensor: Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):
-        return 0  # a tensor without storage

@@ -1,7 +1,8 @@
 """Work that autocast does not know: ops of torch.library without an autocast rule, and Triton launches, which no
 dispatcher sees.
 
-Both are told only inside a region, and only when floating inputs of different dtypes, or half ones, met them.
+Launches are counted wherever they are; as a fault both are told only inside a region, and only when floating inputs of
+different dtypes, or half ones, met them.
 Extension calls through pybind are not seen.
 """
 
@@ -11,6 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import CodeType
 from typing import Any
 
@@ -57,9 +59,16 @@ CASTS = (".float(", "float32", ".to(", ".type(")
 class Custom:
     """The custom work of one window; each op or kernel is told once for each place."""
 
-    def __init__(self, position: Position, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        position: Position,
+        emit: Callable[[Event], None],
+        launching: Callable[[str, list[Tensor]], AbstractContextManager[None]],
+    ) -> None:
         self.position = position
         self.emit = emit
+        self.launching = launching
+        """Entered for the time of a launch, with the kernel's name and the tensors that it takes."""
         self._told: set[tuple[Any, Any]] = set()
 
     def watch(self, func: Any) -> Watcher | None:
@@ -116,14 +125,17 @@ class Custom:
 
     def _launch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-            region = self.position.region
-            if region is not None and not kwargs.get("warmup") and mixed([*args, *kwargs.values()]):
+            if kwargs.get("warmup"):
+                return original(kernel, *args, **kwargs)
+            region, taken = self.position.region, [*args, *kwargs.values()]
+            name = getattr(kernel, "__name__", "kernel")
+            if region is not None and mixed(taken):
                 place = here()
-                name = getattr(kernel, "__name__", "kernel")
                 if (name, place) not in self._told:
                     self._told.add((name, place))
                     self.emit(CustomOp(place, (), name, "launch", False, region, place))
-            return original(kernel, *args, **kwargs)
+            with self.launching(name, [each for each in taken if isinstance(each, Tensor)]):
+                return original(kernel, *args, **kwargs)
 
         return run
 

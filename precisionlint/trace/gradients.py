@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grad
 from precisionlint.events import Event, Grads, ZeroGrad
 from precisionlint.trace.places import frames, here
 from precisionlint.trace.position import Phase
-from precisionlint.trace.registry import Registry, local
+from precisionlint.trace.registry import Registry, local, storage_number
 from precisionlint.trace.timeline import Timeline
 
 CLIPS = {
@@ -82,8 +82,8 @@ class Gradients:
         if not self._storages:
             for parameter in self.registry.trained():
                 if parameter.grad is not None:
-                    self._storages[storage(local(parameter.grad))] = parameter
-        touched = [self._storages.get(storage(each)) for each in tensors(args[:1])]
+                    self._storages[storage_number(local(parameter.grad))] = parameter
+        touched = [self._storages.get(storage_number(each)) for each in tensors(args[:1])]
         weights = self.registry.weights(each for each in touched if each is not None)
         if not weights:
             return "clip" if self._clip is not None and self._clip_frame() is self._clip else None
@@ -167,14 +167,6 @@ class Gradients:
             self.timeline.events[-1] = Grads(event.at, (), weights, event.how, event.api, event.factor, event.scaler)
             return
         self.timeline.emit(event)
-
-
-def storage(tensor: torch.Tensor) -> int:
-    """What a tensor and its views share."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # a tensor without storage
-        return 0
 
 
 def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

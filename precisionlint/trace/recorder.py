@@ -12,7 +12,7 @@ objects and bytecode offsets become lines only in the report), and one dictionar
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -59,6 +59,14 @@ class Call:
     parameter: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel that was launched past the dispatcher, in the place of an op."""
+
+    name: str
+    namespace: str
+
+
 @dataclass(slots=True)
 class Cell:
     """How often something happened, and how many floating point operations that took."""
@@ -103,6 +111,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Asked for ops outside modules, backward and optimizer while gradients stand: the phase, where they touch
         those.
         """
+        self.fresh: Mapping[int, Any] = {}
+        """Storages that nothing has written yet; while there are any, ``on_fresh`` is told of each op before it runs."""
+        self.on_fresh: Callable[[Any, tuple[Any, ...], dict[str, Any], Callable[[], int]], None]
         self.paused = False
         """While set, ops run unrecorded: those of the audit itself."""
         self._flops = flops
@@ -112,6 +123,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._users: dict[int, bool] = {}
         self._distributed: dict[tuple[type, ...], bool] = {}
         self._collectives: set[int] = set()
+        self.kernels: dict[str, Kernel] = {}
         self._codes: list[CodeType] = []
 
     @classmethod
@@ -132,6 +144,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not isinstance(func, OpOverload):
                 return func(*args, **(kwargs or {}))
             self._meet(func, number)
+        if self.fresh:
+            self.on_fresh(func, args, kwargs or {}, self.line)
         position = self.position
         parameter = None
         phase: Phase
@@ -184,6 +198,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if watcher is not None:
             watcher(func, args, kwargs or {}, out, Call(phase, origin, parameter))
         return out
+
+    def launch(self, namespace: str, name: str, tensors: Iterable[Tensor]) -> None:
+        """Counts a kernel that no dispatcher saw, as an op whose accumulation and results are not known."""
+        kernel = self.kernels.setdefault(name, Kernel(name, namespace))
+        self.ops[id(kernel)] = kernel
+        position, node = self.position, torch._C._current_autograd_node()
+        origin = self.line()
+        phase: Phase = position.section or ("forward" if position.modules or torch.is_grad_enabled() else "other")
+        if node is not None:
+            phase = "recompute" if len(position.modules) > position.bases[-1] else "backward"
+            origin = self._sequence.get(node._sequence_nr(), origin) if phase == "backward" else origin
+        tensors = list(tensors)
+        device = tensors[0].device.type if tensors else ""
+        key = (id(kernel), phase, origin, None, device, tuple(each.dtype for each in tensors), ())
+        self.counts.setdefault(key, Cell()).count += 1
 
     def line(self) -> int:
         """The origin of the user's line that is running."""

@@ -171,6 +171,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return part if isinstance(part, torch.Tensor) else tensor
 
 
+def storage_number(tensor: torch.Tensor) -> int:
+    """What a tensor shares with its views, as a number that is its own while the storage lives; 0 without storage."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
 def _prefixes(path: WeightPath) -> list[WeightPath]:
     """From the shortest down."""
     return [path[:length] for length in range(1, len(path) + 1)]

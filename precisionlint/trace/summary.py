@@ -39,10 +39,11 @@ from precisionlint.trace.activations import Activations
 from precisionlint.trace.casts import Casts
 from precisionlint.trace.dataflow import Dataflow
 from precisionlint.trace.places import place
-from precisionlint.trace.recorder import Recorder
+from precisionlint.trace.recorder import Kernel, Recorder
 from precisionlint.trace.registry import Registry
 from precisionlint.trace.storage import Storage
 from precisionlint.trace.timeline import Timeline, as_finding
+from precisionlint.trace.unseen import Unseen
 from precisionlint.trace.updates import Updates
 from precisionlint.trace.values import NonFinite
 
@@ -61,6 +62,7 @@ def summarize(
     activations: Activations,
     updates: Updates,
     flow: Dataflow,
+    unseen: Unseen,
     gradients: GradientRange | None,
     nonfinite: NonFinite | None,
     *,
@@ -99,7 +101,7 @@ def summarize(
         activations=tuple(_activations(activations, registry)),
         updates=tuple(_updates(updates, registry)),
         gradients=gradients,
-        notes=(*global_settings.changed(before, settings), *_notes(recorder, registry, updates, activations)),
+        notes=(*global_settings.changed(before, settings), *_notes(recorder, registry, updates, activations, unseen)),
         settings=settings,
         meaning=tuple(global_settings.meaning(settings, ops)),
         regions=tuple(_regions(timeline.events)),
@@ -120,7 +122,8 @@ def _ops(recorder: Recorder, registry: Registry, table: Policy, settings: Mappin
         family = table.family(name, phase)
         if family is not None and not any(each in policy.RANKS for text in (*into, *out) for each in text.split("|")):
             family = None  # no floating point number takes part
-        accumulated = policy.accumulation(family, device, into, out, settings)
+        kernel = isinstance(recorder.ops[number], Kernel)
+        accumulated = policy.UNKNOWN if kernel else policy.accumulation(family, device, into, out, settings)
         requires = policy.Requirement() if family is None else table.requirement(family, name, module)
         yield OpRecord(
             op=name,
@@ -133,7 +136,7 @@ def _ops(recorder: Recorder, registry: Registry, table: Policy, settings: Mappin
             count=cell.count,
             flops=cell.flops,
             parameter="" if parameter is None else registry.label(parameter),
-            family="" if family is None else family.name,
+            family="kernel" if kernel else "" if family is None else family.name,
             verdict=policy.shortfall(requires, into, accumulated, out),
             device=device,
         )
@@ -167,20 +170,42 @@ def _activations(activations: Activations, registry: Registry) -> Iterable[Activ
         yield ActivationRecord(registry.module_label(module), dtype_name(dtype), tensors, bytes_)
 
 
-def _notes(recorder: Recorder, registry: Registry, updates: Updates, activations: Activations) -> Iterable[str]:
+def _notes(
+    recorder: Recorder, registry: Registry, updates: Updates, activations: Activations, unseen: Unseen
+) -> Iterable[str]:
     ran = {op_name(recorder.ops[key[0]]) for key in recorder.counts if key[1] in ("forward", "recompute")}
     for name in sorted(ran & OTHER_BACKWARD):
         yield f"{name}: its backward takes another formula under any dispatch mode; gradients differ by about 1e-7"
     if any(type(root).__name__ == "OptimizedModule" for root in registry.roots.values()):
         yield "a compiled module ran: of what its compiler fuses, only products left to libraries are seen"
+    for name, kernel in recorder.kernels.items():
+        count = sum(cell.count for key, cell in recorder.counts.items() if key[0] == id(kernel))
+        times = "once" if count == 1 else f"{count} times"
+        yield f"{kernel.namespace.capitalize()} kernel '{name}' was launched {times}: what it computes in is not seen"
+    for each in unseen.written.values():
+        yield (
+            f"{each.op} at {_where(recorder, each.read)} reads a tensor that was made empty at "
+            f"{_where(recorder, each.made)}, and no op had written it: a kernel that no dispatcher sees did (an "
+            "extension, numpy), or nothing did"
+        )
     if activations.unreadable:
         yield f"torch {torch.__version__} does not show what is saved for the backward: activations are not counted"
     for optimizer, why in updates.unmeasured.items():
         yield f"lost updates of {optimizer} were not measured: {why}"
 
 
+def _where(recorder: Recorder, origin: int) -> str:
+    made = recorder.origins[origin]
+    if made.code is None:
+        return "an unknown line"
+    at = place(made.code, made.offset)
+    return f"{at.path}:{at.line}"
+
+
 def op_name(func: Any) -> str:
     """``mm`` for aten's, ``namespace::name`` for all others."""
+    if isinstance(func, Kernel):
+        return f"{func.namespace}::{func.name}"
     name = func._overloadpacket.__name__
     return name if func.namespace == "aten" else f"{func.namespace}::{name}"
 

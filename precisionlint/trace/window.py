@@ -35,6 +35,7 @@ from precisionlint.trace.registry import Registry
 from precisionlint.trace.storage import Storage
 from precisionlint.trace.summary import summarize
 from precisionlint.trace.timeline import Timeline
+from precisionlint.trace.unseen import Unseen
 from precisionlint.trace.updates import Updates
 from precisionlint.trace.values import Values
 
@@ -79,7 +80,12 @@ class Audit:
         self._recorder.watch = self._watcher
         self._casts, self._storage, self._updates = Casts(), Storage(self.registry), Updates()
         self._ranges, self._values = Ranges(), Values() if values else None
-        self._flow, self._custom = Dataflow(self._position), Custom(self._position, self._timeline.emit)
+        self._flow, self._custom = (
+            Dataflow(self._position),
+            Custom(self._position, self._timeline.emit, self._launching),
+        )
+        self._unseen = Unseen()
+        self._recorder.fresh, self._recorder.on_fresh = self._unseen.fresh, self._unseen.ran
         self._activations = Activations(self.registry, self._recorder.module_of)
         self.order.outside_regions = self._outside_regions
         self.order.before_backward = self._before_backward
@@ -92,7 +98,7 @@ class Audit:
 
     def _watcher(self, func: Any) -> Watcher | None:
         """Who is told of an op's calls: one watcher, or several in turn."""
-        found = [each.watch(func) for each in (self._casts, self._flow, self._custom)]
+        found = [each.watch(func) for each in (self._casts, self._flow, self._custom, self._unseen)]
         if self._values is not None:
             found.append(self._values.watch(func))
         watchers = [each for each in found if each is not None]
@@ -104,6 +110,14 @@ class Audit:
                 each(func, args, kwargs, out, call)
 
         return all_of_them
+
+    @contextmanager
+    def _launching(self, kernel: str, tensors: list[torch.Tensor]) -> Iterator[None]:
+        """What Triton's interpreter does with torch for a launch is none of the program's."""
+        self._recorder.launch("triton", kernel, tensors)
+        self._unseen.launched(tensors)
+        with self._unrecorded():
+            yield
 
     def _outside_regions(self) -> None:
         self._flow.forget_copies()
@@ -125,11 +139,11 @@ class Audit:
 
     @contextmanager
     def _unrecorded(self) -> Iterator[None]:
-        self._recorder.paused = True
+        outer, self._recorder.paused = self._recorder.paused, True
         try:
             yield
         finally:
-            self._recorder.paused = False
+            self._recorder.paused = outer
 
     @property
     def report(self) -> AuditReport:
@@ -180,6 +194,7 @@ class Audit:
             self._activations,
             self._updates,
             self._flow,
+            self._unseen,
             self._ranges.record(self.order.scale),
             None if self._values is None else self._values.first,
             select=catalogue.select(),
