@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
 
+from precisionlint.errors import InputError
 from precisionlint.findings import SEVERITIES, Severity
 
 if sys.version_info >= (3, 11):
@@ -33,11 +34,11 @@ ALL = "all"
 """The word that selects every rule."""
 
 
-class CatalogueError(Exception):
+class CatalogueError(InputError):
     """A page or the whole catalogue is not as it must be; the text is one line that says where and what."""
 
 
-class UnknownNameError(Exception):
+class UnknownNameError(InputError):
     """Somebody asked for a rule or family that is not there; the text names the nearest one that is."""
 
 

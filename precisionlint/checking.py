@@ -6,18 +6,24 @@ for some files, severities, comments, a baseline, changed lines.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from precisionlint import documents, files, suppress
+from precisionlint import baseline, documents, files, suppress
+from precisionlint.baseline import Baseline
 from precisionlint.config import Configuration, Settings
 from precisionlint.findings import Coverage, FileError, Finding, Report, Suppressed
 from precisionlint.reader import FileResult, Plan, Reader, read_bytes
+from precisionlint.report.excerpt import Sources
+
+if TYPE_CHECKING:
+    from precisionlint.changes import Changes
 
 STACK = 512 * 1024 * 1024
 """Bytes of stack for reading: deep but legal code needs more than a thread has by default."""
@@ -30,17 +36,23 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Request:
     """What a run is asked for. ``texts`` stand for files: name -> content, not read from the disk; ``markdown``: blocks of Python in
-    Markdown texts are read too."""
+    Markdown texts are read too. ``baseline``: the file that stands above those of the settings, None for theirs, empty for none;
+    ``since``: a revision of git."""
 
     paths: Sequence[str]
     configuration: Configuration
     texts: Mapping[str, bytes] = field(default_factory=dict)
     markdown: bool = False
+    baseline: str | None = None
+    since: str = ""
     progress: Progress | None = None
 
 
 def check(request: Request) -> Report:
-    """Reads what a request names and reports what is wrong there. Raises ConfigError, catalogue.UnknownNameError."""
+    """Reads what a request names and reports what is wrong there.
+
+    Raises ConfigError, catalogue.UnknownNameError, baseline.BaselineError, changes.ChangesError.
+    """
     return with_deep_stack(lambda: _check(request))
 
 
@@ -73,23 +85,39 @@ def _check(request: Request) -> Report:
     suffixes = documents.SUFFIXES + files.CONFIGURATIONS + (documents.MARKDOWN if request.markdown else ())
     on_disk = [path for path in request.paths if path not in request.texts]
     found, errors = files.find(on_disk, request.configuration, suffixes)
-    found += [(name, Path(name)) for name in request.texts]
+    found += [
+        (name, Path(name)) for name in request.texts if not files.left_out(Path(name).resolve(), request.configuration)
+    ]
     settings = {display: request.configuration.of(path) for display, path in found}
+    baselines = _baselines(request, settings)
+    changes = _changes(request.since)
     results = _read(request, found, settings)
 
+    sources = Sources(request.texts)
     findings: list[Finding] = []
     suppressed: list[Suppressed] = []
     for display, path in found:
         result = results[display]
         errors += result.errors
         kept, silenced = judged(result, settings[display], path)
-        findings += kept
         suppressed += silenced
+        if display in baselines:
+            kept, known = baselines[display].split(kept, sources)
+            suppressed += (Suppressed(each, "baseline") for each in known)
+        if changes is not None:
+            near = {index for index, each in enumerate(kept) if changes.touch(each)}
+            suppressed += (Suppressed(each, "unchanged") for index, each in enumerate(kept) if index not in near)
+            kept = [each for index, each in enumerate(kept) if index in near]
+        findings += kept
+    looked_at = {os.path.realpath(path) for _, path in found}
+    stale = [entry for each in dict.fromkeys(baselines.values()) for entry in each.stale(looked_at)]
     return Report(
         tuple(sorted(findings, key=_order)),
         tuple(sorted(errors, key=lambda e: (e.path, e.line or 0))),
         coverage(result for display, result in results.items() if _counts(display, result, request)),
         tuple(sorted(suppressed, key=lambda each: _order(each.finding))),
+        tuple(map(str, stale)),
+        request.texts,
     )
 
 
@@ -98,6 +126,30 @@ def _counts(display: str, result: FileResult, request: Request) -> bool:
     if not display.endswith(files.CONFIGURATIONS) or display in request.paths:
         return True
     return bool(result.totals.read or result.errors)
+
+
+def _changes(since: str) -> Changes | None:
+    if not since:
+        return None
+    from precisionlint.changes import Changes
+
+    return Changes(since, Path.cwd())
+
+
+def _baselines(request: Request, settings: Mapping[str, Settings]) -> dict[str, Baseline]:
+    """The baseline of each file that has one."""
+    loaded: dict[Path, Baseline] = {}
+    by_name: dict[str, Baseline] = {}
+    for display, each in settings.items():
+        if request.baseline is not None:
+            file = Path(request.baseline) if request.baseline else None
+        else:
+            file = each.base / each.baseline if each.baseline else None
+        if file is not None:
+            if file not in loaded:
+                loaded[file] = baseline.load(file)
+            by_name[display] = loaded[file]
+    return by_name
 
 
 def _order(finding: Finding) -> tuple[object, ...]:

@@ -8,10 +8,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from precisionlint import __version__, catalogue
+from precisionlint import __version__
 from precisionlint.commands import audit, check, rules, verify
-from precisionlint.commands.common import Outcome, UsageError, complain
-from precisionlint.config import ConfigError
+from precisionlint.commands.common import Outcome, complain
+from precisionlint.errors import InputError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(arguments)
         return _write(options.run(options))
-    except (UsageError, ConfigError, catalogue.UnknownNameError, catalogue.CatalogueError) as error:
+    except InputError as error:
         complain(str(error))
         return 2
     except KeyboardInterrupt:

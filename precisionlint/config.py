@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from precisionlint import catalogue, gitignore
+from precisionlint.errors import InputError
 from precisionlint.findings import SEVERITIES, Severity
 
 if sys.version_info >= (3, 11):
@@ -29,7 +30,7 @@ EXCLUDE = ("build/", "dist/", "node_modules/", "site-packages/", "__pycache__/",
 """Folders of what others wrote or a tool made."""
 
 
-class ConfigError(Exception):
+class ConfigError(InputError):
     """A configuration that cannot be used; the text is one line that names the file, the line and what is wrong."""
 
 

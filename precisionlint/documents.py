@@ -57,9 +57,13 @@ class Program:
 
 
 def kind(path: str) -> str:
-    """``notebook``, ``markdown`` or ``python``, by the name of a file."""
-    lower = path.lower()
-    return "notebook" if lower.endswith(NOTEBOOK) else "markdown" if lower.endswith(MARKDOWN) else "python"
+    """``notebook``, ``markdown``, ``python`` (a script needs no suffix) or ``other``, by the name of a file."""
+    name = path.rpartition("/")[2].lower()
+    if name.endswith(NOTEBOOK):
+        return "notebook"
+    if name.endswith(MARKDOWN):
+        return "markdown"
+    return "python" if name.endswith((".py", ".pyw")) or "." not in name else "other"
 
 
 def programs(path: str, data: bytes) -> list[Program]:

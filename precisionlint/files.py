@@ -69,7 +69,7 @@ def _below(given: str, configuration: Configuration, suffixes: tuple[str, ...]) 
     display = given.replace(os.sep, "/")
     if not os.path.isdir(given):  # as it stands: `Path("")` would be the current folder
         found = _file(given, display)
-        if isinstance(found, FileError) or not _excluded_by_force(Path(found.real), configuration):
+        if isinstance(found, FileError) or not left_out(Path(found.real), configuration):
             yield found
     elif display.rstrip("/") == ".":
         yield from _walk(Path(given), "", configuration, suffixes)
@@ -77,8 +77,8 @@ def _below(given: str, configuration: Configuration, suffixes: tuple[str, ...]) 
         yield from _walk(Path(given), display.rstrip("/") + "/", configuration, suffixes)
 
 
-def _excluded_by_force(path: Path, configuration: Configuration) -> bool:
-    """Whether a file is left out although it was named: hooks name files that the project excludes."""
+def left_out(path: Path, configuration: Configuration) -> bool:
+    """Whether a file (absolute) is left out although it was named: hooks name files that the project excludes."""
     settings = configuration.of_folder(path.parent)
     if not settings.force_exclude:
         return False

@@ -4,7 +4,8 @@ It knows neither how a finding was made nor how one is printed. Lines and column
 `end_column` is the column after the last character; paths are as the user gave them, with `/`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 Severity = Literal["error", "warning", "info"]
@@ -108,6 +109,8 @@ class Report:
     suppressed: tuple[Suppressed, ...] = ()
     stale: tuple[str, ...] = ()
     """Entries of the baseline that no finding fits any more, in words."""
+    texts: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
+    """What was read instead of files: name -> content."""
 
     @property
     def exit_code(self) -> int:

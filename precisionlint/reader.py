@@ -6,7 +6,6 @@ the settings that judge findings come later. So it can be kept, or made in anoth
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -86,10 +85,10 @@ class Reader:
     def program(self, display: str, path: Path, program: documents.Program) -> FileResult:
         """Reads one program of a file."""
         data = program.data
-        python = documents.kind(display) != "python" or display.endswith(".py") or "." not in os.path.basename(display)
+        python = documents.kind(display) != "other"
         trains = python and worth_parsing(data)
         subjects = [subject for subject in SUBJECTS if subject.wants(display, data)]
-        comments = suppress.comments(display, data)
+        comments = suppress.comments(display, data) if python else ()
         statements = suppress.statements(data) if comments else None
         if statements is None:
             comments = ()  # there are none, or the file is no Python, which is told elsewhere

@@ -12,6 +12,7 @@ from precisionlint.findings import Coverage, FileError, Finding, GaveUp, Place, 
 from precisionlint.report import json as as_json
 from precisionlint.report import text
 from precisionlint.report.excerpt import excerpt
+from precisionlint.report.outputs import Style
 
 SOURCE = """\
 scaler.scale(loss).backward()
@@ -58,7 +59,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def told(report: Report, **options: bool) -> str:
-    return "\n".join(text.render(report, **options))
+    return "\n".join(text.render(report, Style(**options)))
 
 
 def test_text_shows_place_line_path_and_summary():
@@ -214,6 +215,7 @@ def test_json_is_the_schema_that_programs_rely_on():
             }
         ],
         "suppressed": [],
+        "stale": [],
         "errors": [
             {"path": "bad.py", "line": 3, "message": "invalid syntax"},
             {"path": "gone.py", "line": None, "message": "gone"},

@@ -7,11 +7,22 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from precisionlint import catalogue
-from precisionlint.commands.common import Outcome, UsageError, add_color, colored, complain, words
-from precisionlint.config import DEVICES, Configuration, Settings, shown
+from precisionlint import baseline, catalogue
+from precisionlint.commands.check_output import Output, ProgressLine, lines, output, outputs_of, write_files
+from precisionlint.commands.common import Outcome, UsageError, add_color, complain, words
+from precisionlint.config import DEVICES, Configuration, Settings
+from precisionlint.config import shown as shown_settings
+from precisionlint.findings import SEVERITIES, Report
+from precisionlint.report.excerpt import Sources, shown
+from precisionlint.report.outputs import FORMATS, Style
+from precisionlint.report.text import counted, error_line
+
+if TYPE_CHECKING:
+    from precisionlint.checking import Request
+
+STDIN = "-"
 
 EXIT_CODES = """\
 exit codes:
@@ -31,11 +42,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         allow_abbrev=False,
     )
     check.add_argument(
-        "paths", metavar="PATH", nargs="+", help="a file, or a folder: its Python files, notebooks and configurations"
+        "paths",
+        metavar="PATH",
+        nargs="+",
+        help="a file, a folder (its Python files, notebooks and configurations), or - (standard input)",
     )
     _add_rules(check.add_argument_group("which rules", "RULES: names, families or `all`, separated by commas"))
     _add_files(check.add_argument_group("which files and settings"))
     _add_report(check.add_argument_group("how to report"))
+    _add_known(check.add_argument_group("what is known already"))
     check.add_argument("--no-cache", action="store_true", help="read everything anew (there is no cache yet)")
     check.set_defaults(run=run)
 
@@ -68,16 +83,45 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--extend-exclude", metavar="PATTERN", action="append", default=[], help="leave out too")
     group.add_argument("--force-exclude", action="store_true", help="leave out excluded files even if they are named")
     group.add_argument("--markdown", action="store_true", help="read blocks of Python in Markdown files too")
+    group.add_argument(
+        "--stdin-filename", metavar="PATH", help="the name of what is read from standard input (PATH: -)"
+    )
     group.add_argument("--config", metavar="FILE", help="take the settings from this file")
     group.add_argument("--isolated", action="store_true", help="take no settings from files")
     group.add_argument("--show-settings", action="store_true", help="show the settings of each PATH and stop")
 
 
 def _add_report(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--format", choices=("text", "json"), default="text", help="how to report (default: text)")
-    group.add_argument("--show-suppressed", action="store_true", help="show what comments silence")
+    group.add_argument(
+        "--format",
+        metavar="FORMAT[:FILE]",
+        type=output,
+        action="append",
+        default=[],
+        help=f"{', '.join(FORMATS)} (default: text); FORMAT:FILE writes a file and may be repeated",
+    )
+    group.add_argument("--output-file", metavar="FILE", help="write the report there instead of to standard output")
+    group.add_argument("--statistics", action="store_true", help="tell how often each rule was found, not where")
+    group.add_argument("--show-suppressed", action="store_true", help="show what comments and baselines silence")
     group.add_argument("--verbose", action="store_true", help="name each place where reading gave up")
     add_color(group)
+    group.add_argument(
+        "--fail-on",
+        choices=SEVERITIES,
+        default="warning",
+        help="the least severity that fails the run (default: warning)",
+    )
+    group.add_argument("--exit-zero", action="store_true", help="exit with 0 whatever was found")
+
+
+def _add_known(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--baseline", metavar="FILE", help="only findings that are not in this file count")
+    group.add_argument("--write-baseline", metavar="FILE", help="write what is found now into this file")
+    group.add_argument(
+        "--diff-base", metavar="REV", help="only findings that have to do with lines changed since a revision of git"
+    )
+    group.add_argument("--add-ignores", action="store_true", help="write comments that silence what is found now")
+    group.add_argument("--reason", metavar="TEXT", default="", help="the reason to write into these comments")
 
 
 def _assumption(text: str) -> tuple[str, str]:
@@ -88,27 +132,87 @@ def _assumption(text: str) -> tuple[str, str]:
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    if options.config is not None and options.isolated:
-        raise UsageError("--config and --isolated contradict each other")
+    wanted = _checked(options)
     configuration = Configuration(_overrides(options), path=options.config, isolated=options.isolated)
-    settings = _settings(configuration, options.paths[0])
     if options.show_settings:
         return Outcome(0, _settings_lines(configuration, options.paths))
-    _require_rules(settings)
+    texts = _texts(options)
+    _require_rules(_settings(configuration, next(iter(texts), options.paths[0])))
 
     from precisionlint.checking import Request, check
-    from precisionlint.report import json, text
 
-    report = check(Request(tuple(options.paths), configuration, markdown=options.markdown))
+    progress = ProgressLine(sys.stderr)
+    request = Request(
+        tuple(texts) or tuple(options.paths),
+        configuration,
+        texts=texts,
+        markdown=options.markdown,
+        baseline="" if options.write_baseline else options.baseline,
+        since=options.diff_base or "",
+        progress=progress,
+    )
+    try:
+        report = check(request)
+    finally:
+        progress.clear()
     for error in report.errors:
-        print(text.error_line(error), file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
     if not report.coverage.files and not report.errors:
         complain(f"no Python and no configuration files in {', '.join(options.paths)}")
-    if options.format == "json":
-        return Outcome(report.exit_code, [json.dumps(report)])
-    color = colored(options.color, sys.stdout)
-    lines = text.render(report, color=color, verbose=options.verbose, suppressed=options.show_suppressed)
-    return Outcome(report.exit_code, lines)
+    code = report.exit_code_at(options.fail_on)
+    if options.write_baseline is not None:
+        return _write_baseline(report, options.write_baseline)
+    if options.add_ignores:
+        return _add_ignores(report, options.reason, request)
+    style = Style(verbose=options.verbose, suppressed=options.show_suppressed, statistics=options.statistics)
+    write_files(report, wanted, style)
+    return Outcome(0 if options.exit_zero and code == 1 else code, lines(report, wanted, style, options.color))
+
+
+def _checked(options: argparse.Namespace) -> list[Output]:
+    """The outputs asked for; raises UsageError where options contradict each other."""
+    for one, other in (("config", "isolated"), ("write_baseline", "add_ignores"), ("write_baseline", "diff_base")):
+        if getattr(options, one) and getattr(options, other):
+            raise UsageError(f"--{one} and --{other} contradict each other".replace("_", "-"))
+    if options.reason and not options.add_ignores:
+        raise UsageError("--reason belongs to --add-ignores")
+    if len(options.reason.splitlines()) > 1 or "#" in options.reason:
+        raise UsageError("--reason must be one line without a #")
+    if STDIN in options.paths and len(options.paths) > 1:
+        raise UsageError("standard input (-) is read alone")
+    if STDIN in options.paths and options.add_ignores:
+        raise UsageError("--add-ignores writes files, and standard input is none")
+    if options.stdin_filename is not None and STDIN not in options.paths:
+        raise UsageError("--stdin-filename belongs to standard input: PATH must be -")
+    return outputs_of(options.format, options.output_file, statistics=options.statistics)
+
+
+def _texts(options: argparse.Namespace) -> dict[str, bytes]:
+    """What is read instead of files: standard input, under the name given for it."""
+    if STDIN not in options.paths:
+        return {}
+    return {options.stdin_filename or "<stdin>": sys.stdin.buffer.read()}
+
+
+def _write_baseline(report: Report, file: str) -> Outcome:
+    number = baseline.write(Path(file), report.findings, Sources(report.texts))
+    return Outcome(2 if report.errors else 0, [f"wrote {counted(number, 'finding')} to {file}"])
+
+
+def _add_ignores(report: Report, reason: str, request: Request) -> Outcome:
+    from dataclasses import replace
+
+    from precisionlint.add_ignores import add
+    from precisionlint.checking import check
+
+    def check_text(name: str, data: bytes) -> Report:
+        return check(replace(request, paths=(name,), texts={name: data}, progress=None))
+
+    written, errors = add(report, reason, check_text)
+    for error in errors:
+        print(error_line(error), file=sys.stderr)
+    told = [f"{shown(path)}: {counted(number, 'finding')} silenced" for path, number in sorted(written.items())]
+    return Outcome(2 if errors or report.errors else 0, told or ["nothing to silence"])
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:
@@ -141,7 +245,7 @@ def _settings_lines(configuration: Configuration, paths: list[str]) -> list[str]
     for path in paths:
         if len(paths) > 1:
             lines += ["", f"# {path}"] if lines else [f"# {path}"]
-        lines += shown(_settings(configuration, path))
+        lines += shown_settings(_settings(configuration, path))
     return lines
 
 

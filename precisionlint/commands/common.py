@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TextIO
 
+from precisionlint.errors import InputError
 
-class UsageError(Exception):
+
+class UsageError(InputError):
     """The options make no sense together."""
 
 

@@ -1,10 +1,10 @@
 """One source line as a terminal may show it: cut to a readable length and without what a terminal would obey."""
 
-import tokenize
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from precisionlint import documents
+from precisionlint import documents, suppress
 from precisionlint.findings import Place
 
 WIDTH = 120
@@ -22,17 +22,38 @@ class Excerpt:
     length: int
 
 
-def lines(path: str, cell: int = 0) -> tuple[str, ...]:
+def lines(path: str, cell: int = 0, text: bytes | None = None) -> tuple[str, ...]:
     """The lines of a file, or of a notebook's cell, as Python counts them; none where it cannot be read any more."""
     try:
+        if text is None:
+            with open(path, "rb") as file:
+                text = file.read()
         if cell:
-            with open(path, "rb") as notebook:
-                cells = documents.load(notebook.read())["cells"]
+            cells = documents.load(text)["cells"]
             return tuple(documents.source_of(cells[cell - 1]).split("\n"))  # type: ignore[index]
-        with tokenize.open(path) as file:
-            return tuple(file.read().split("\n"))
+        return tuple(suppress.decoded(text).split("\n"))
     except (OSError, SyntaxError, ValueError, LookupError, documents.DocumentError):
         return ()
+
+
+class Sources:
+    """The source text that findings stand in, each file read once. ``texts`` stand for files: name -> content."""
+
+    def __init__(self, texts: Mapping[str, bytes] | None = None) -> None:
+        self._texts = texts or {}
+        self._lines: dict[tuple[str, int], tuple[str, ...]] = {}
+
+    def lines(self, place: Place) -> tuple[str, ...]:
+        """The lines of the file, or of the notebook's cell, that a place is in."""
+        key = (place.path, place.cell)
+        if key not in self._lines:
+            self._lines[key] = lines(place.path, place.cell, self._texts.get(place.path))
+        return self._lines[key]
+
+    def line(self, place: Place, offset: int = 0) -> str:
+        """The line on which a place begins, or one so many lines after it; empty where there is none."""
+        held, index = self.lines(place), place.line - 1 + offset
+        return held[index] if 0 <= index < len(held) else ""
 
 
 def excerpt(line: str, place: Place) -> Excerpt:

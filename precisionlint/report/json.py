@@ -1,12 +1,34 @@
 """A report as JSON for programs; the schema's number changes when a field goes or comes to mean another thing."""
 
-import json
-from dataclasses import asdict
-from typing import Any
+from __future__ import annotations
 
-from precisionlint.findings import Finding, Report
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from precisionlint.findings import Finding, Report, Suppressed
+
+if TYPE_CHECKING:
+    from precisionlint.report.outputs import Style
 
 SCHEMA = 1
+
+
+def render(report: Report, style: Style) -> Iterator[str]:
+    """One JSON object, in ASCII."""
+    yield dumps(report)
+
+
+def render_jsonl(report: Report, style: Style) -> Iterator[str]:
+    """A JSON object a line, each with its ``kind``: findings, what is suppressed, errors, then the coverage."""
+    for finding in report.findings:
+        yield json.dumps({"kind": "finding", **finding_dict(finding)})
+    for each in report.suppressed:
+        yield json.dumps({"kind": "suppressed", **suppressed_dict(each)})
+    for error in report.errors:
+        yield json.dumps({"kind": "error", **asdict(error)})
+    yield json.dumps({"kind": "coverage", "schema": SCHEMA, **asdict(report.coverage)})
 
 
 def dumps(report: Report) -> str:
@@ -15,15 +37,18 @@ def dumps(report: Report) -> str:
         {
             "schema": SCHEMA,
             "findings": [finding_dict(finding) for finding in report.findings],
-            "suppressed": [
-                {**finding_dict(each.finding), "suppressed_by": each.by, "reason": each.reason}
-                for each in report.suppressed
-            ],
+            "suppressed": [suppressed_dict(each) for each in report.suppressed],
+            "stale": list(report.stale),
             "errors": [asdict(error) for error in report.errors],
             "coverage": asdict(report.coverage),
         },
         indent=2,
     )
+
+
+def suppressed_dict(each: Suppressed) -> dict[str, Any]:
+    """A finding that does not count, as the schema has it."""
+    return {**finding_dict(each.finding), "suppressed_by": each.by, "reason": each.reason}
 
 
 def finding_dict(finding: Finding) -> dict[str, Any]:

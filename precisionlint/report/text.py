@@ -3,37 +3,54 @@
 Colours are plain terminal codes: a library for them would cost a quarter of a small run's time.
 """
 
+from __future__ import annotations
+
+from collections import Counter
 from collections.abc import Iterator
-from functools import cache
+from typing import TYPE_CHECKING
 
 from precisionlint.findings import SEVERITIES, Coverage, FileError, Finding, Report, Suppressed
-from precisionlint.report.excerpt import excerpt, lines, shown
+from precisionlint.report.excerpt import Sources, excerpt, shown
+
+if TYPE_CHECKING:
+    from precisionlint.report.outputs import Style
 
 RECIPES = 3
 """How many recipes the summary of a run shows, the most frequent first."""
 COLORS = {"error": "1;31", "warning": "1;33", "info": "1;36", "strong": "1", "faint": "2", "gutter": "34"}
 
 
-def render(report: Report, *, color: bool = False, verbose: bool = False, suppressed: bool = False) -> Iterator[str]:
-    """The report's lines, without the errors (`error_line`), which belong on another stream. ``suppressed``: with what does not count."""
-    source = cache(lines)
-    for finding in report.findings:
-        yield from finding_lines(finding, source(finding.place.path, finding.place.cell), color)
+def render(report: Report, style: Style) -> Iterator[str]:
+    """The report's lines, without the errors (`error_line`), which belong on another stream."""
+    sources = Sources(report.texts)
+    if style.statistics:
+        yield from statistics(report, style.color)
+    for finding in report.findings if not style.statistics else ():
+        yield from finding_lines(finding, sources.lines(finding.place), style.color)
         yield ""
-    for each in report.suppressed if suppressed else ():
-        yield suppressed_line(each, color)
-    if suppressed and report.suppressed:
+    for each in report.suppressed if style.suppressed else ():
+        yield suppressed_line(each, style.color)
+    if style.suppressed and report.suppressed:
         yield ""
-    yield _verdict(report, color)
+    yield verdict(report, style.color)
+    yield from (f"no longer found, in the baseline: {shown(entry)}" for entry in report.stale)
     recipes = report.coverage.recipes
     for recipe in recipes[:RECIPES]:
         yield f"recipe: {shown(recipe)}"
     if len(recipes) > RECIPES:
         yield f"and {len(recipes) - RECIPES} more recipes"
-    yield _reach(report.coverage, verbose)
-    if verbose:
+    yield _reach(report.coverage, style.verbose)
+    if style.verbose:
         for place in report.coverage.gave_up:
             yield f"  {shown(place.path)}:{place.line}: {shown(place.what)}"
+
+
+def statistics(report: Report, color: bool) -> Iterator[str]:
+    """How often each rule was found, the most frequent first."""
+    counts = Counter((finding.rule, finding.severity) for finding in report.findings)
+    width = len(str(max(counts.values(), default=0)))
+    for (rule, severity), number in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        yield f"{number:>{width}}  {paint(f'{severity:<7}', severity, color)}  {paint(rule, 'strong', color)}"
 
 
 def error_line(error: FileError) -> str:
@@ -52,11 +69,7 @@ def suppressed_line(each: Suppressed, color: bool) -> str:
 def finding_lines(finding: Finding, source: tuple[str, ...], color: bool) -> Iterator[str]:
     """A finding with its source line and its path."""
     place = finding.place
-    where = paint(f"{shown(place.where)}:{place.column}", "strong", color)
-    what = f"{paint(finding.severity, finding.severity, color)} {paint(finding.rule, 'strong', color)}"
-    doubt = " [likely]" if finding.confidence == "likely" else ""
-    when = paint(f" (when {shown(finding.when)})", "faint", color) if finding.when else ""
-    yield f"{where}: {what}{doubt}: {shown(finding.message)}{when}"
+    yield heading(finding, color)
     if place.line <= len(source):
         part = excerpt(source[place.line - 1], place)
         bar = paint("|", "gutter", color)
@@ -69,13 +82,23 @@ def finding_lines(finding: Finding, source: tuple[str, ...], color: bool) -> Ite
         yield f"  {number:>{width}}. {station} {shown(step.message)}"
 
 
-def _verdict(report: Report, color: bool) -> str:
+def heading(finding: Finding, color: bool) -> str:
+    """Where a finding is, which rule it breaks, how gravely, and what follows."""
+    where = paint(f"{shown(finding.place.where)}:{finding.place.column}", "strong", color)
+    what = f"{paint(finding.severity, finding.severity, color)} {paint(finding.rule, 'strong', color)}"
+    doubt = " [likely]" if finding.confidence == "likely" else ""
+    when = paint(f" (when {shown(finding.when)})", "faint", color) if finding.when else ""
+    return f"{where}: {what}{doubt}: {shown(finding.message)}{when}"
+
+
+def verdict(report: Report, color: bool, *, hint: bool = True) -> str:
+    """What was found in all; ``hint``: how to see the rest."""
     counts = {each: sum(finding.severity == each for finding in report.findings) for each in SEVERITIES}
     found = [paint(counted(number, each), each, color) for each, number in counts.items() if number]
-    verdict = f"found {', '.join(found)}" if found else "found nothing"
+    told = f"found {', '.join(found)}" if found else "found nothing"
     if report.suppressed:
-        verdict += f"; {len(report.suppressed)} suppressed (--show-suppressed lists them)"
-    return f"{verdict}; could not read {counted(len(report.errors), 'file')}" if report.errors else verdict
+        told += f"; {len(report.suppressed)} suppressed" + (" (--show-suppressed lists them)" if hint else "")
+    return f"{told}; could not read {counted(len(report.errors), 'file')}" if report.errors else told
 
 
 def _reach(coverage: Coverage, verbose: bool) -> str:
