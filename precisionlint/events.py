@@ -88,12 +88,14 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class WeightsTake(Event):
-    """Weights (or a module's weights and buffers) take a dtype; ``trainable`` is False once they are frozen."""
+    """Weights (or a module's weights and buffers) take a dtype; ``trainable`` is False once they are frozen; ``by``: the framework that
+    casts them, where it is not the program itself."""
 
     weights: Weights
     dtype: str | None
     how: str
     trainable: bool | None = None
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,19 @@ class Owns(Event):
     lr: float | None
     masters: bool | None
     settings: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trains(Event):
+    """A framework trains weights with an optimizer that it makes itself, one without fp32 copies. ``precision``: what it computes in,
+    ``"fp16"`` (then with a scaler), ``"bf16"`` or ``""``; ``told``: where it was told so."""
+
+    trainer: Named
+    weights: Weights
+    precision: str
+    optimizer: str
+    lr: float | None
+    told: Any = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
-from precisionlint.events import Event, Named, Owns, Step, Weights, WeightsTake, covers, overlap
+from precisionlint.events import Event, Named, Owns, Step, Trains, Weights, WeightsTake, covers, overlap
+from precisionlint.findings import Severity
 from precisionlint.recipes import UNKNOWN, Recipe
 
 HALF = {"float16": "fp16", "bfloat16": "bf16"}
@@ -18,10 +19,12 @@ MANY = 4
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Weights in half, and how they came to be."""
+    """Weights in half, and how they came to be; ``by``: the framework that cast them, if one did."""
 
     weights: Weights
     dtype: str
+    by: str
+    how: str = field(compare=False)
     seen: Seen = field(compare=False)
 
 
@@ -56,7 +59,7 @@ def advance(storage: Storage, event: Event) -> Storage:
         if event.dtype in HALF:
             assert event.dtype is not None
             seen = Seen(event.at, f"weights become {HALF[event.dtype]}: {event.how}", event.when)
-            took |= {Took(event.weights, event.dtype, seen)}
+            took |= {Took(event.weights, event.dtype, event.by, event.how, seen)}
         elif any(overlap(event.weights, t.weights) for t in took):
             took = frozenset(t for t in took if not overlap(event.weights, t.weights))
         return replace(storage, took=took)
@@ -74,8 +77,21 @@ def roots(weights: Weights) -> tuple[Any, ...]:
     return tuple(sorted({("frozen", path[0]) for path in weights}, key=str))
 
 
-@FAMILY.rule("bf16-only-weights", Step, WeightsTake, Recipe)
-def bf16_only_weights(storage: Storage, event: Step | WeightsTake | Recipe) -> Iterator[Any]:
+def halves(storage: Storage, weights: Weights) -> list[Took]:
+    """How these weights came to be in half, where all of them are and none is known to be frozen."""
+    if overlap(storage.frozen, weights):
+        return []
+    found = [took for took in storage.took if covers(took.weights, weights)]
+    return sorted(found, key=lambda took: (took.dtype, took.seen.text))
+
+
+def severity_at(lr: float | None) -> Severity:
+    """At large learning rates most updates survive."""
+    return "warning" if lr is not None and lr >= SMALL_RATE else "error"
+
+
+@FAMILY.rule("bf16-only-weights", Step, WeightsTake, Trains, Recipe)
+def bf16_only_weights(storage: Storage, event: Step | WeightsTake | Trains | Recipe) -> Iterator[Any]:
     if isinstance(event, Recipe):
         yield from _half_weights_configured(event)
         return
@@ -84,24 +100,33 @@ def bf16_only_weights(storage: Storage, event: Step | WeightsTake | Recipe) -> I
             for fact in roots(event.weights):
                 yield Evidence(fact)
         return
+    if isinstance(event, Trains):
+        if not event.precision:
+            for took in halves(storage, event.weights):
+                here = Seen(event.at, f"'{event.trainer.name}' trains them with {event.optimizer}", event.when)
+                yield lost_updates(took, event.weights, event.optimizer, event.lr, (took.seen, here))
+        return
     for own in storage.owned:
-        if own.optimizer != event.optimizer or overlap(storage.frozen, own.weights):
+        if own.optimizer != event.optimizer:
             continue
-        for took in sorted(storage.took, key=lambda t: (t.dtype, t.seen.text)):
-            if not covers(took.weights, own.weights):
-                continue
-            name = HALF[took.dtype]
-            optimizer = own.cls.rpartition(".")[2]
-            rate = f" at lr {own.lr:g}" if own.lr is not None else ""
-            yield Hit(
-                "bf16-only-weights",
-                took.seen.at,
-                f"{optimizer} steps {name} weights with no fp32 copy{rate}: an update smaller than half a {name} step rounds to nothing, "
-                "and most do at fine-tuning rates; keep the weights in fp32 and use autocast",
-                (took.seen, own.seen, Seen(event.at, "stepped here", event.when)),
-                unless=roots(own.weights),
-                severity="warning" if own.lr is not None and own.lr >= SMALL_RATE else "error",
-            )
+        for took in halves(storage, own.weights):
+            if not took.by:
+                seen = (took.seen, own.seen, Seen(event.at, "stepped here", event.when))
+                yield lost_updates(took, own.weights, own.cls.rpartition(".")[2], own.lr, seen)
+
+
+def lost_updates(took: Took, weights: Weights, optimizer: str, lr: float | None, trace: tuple[Seen, ...]) -> Hit:
+    name = HALF[took.dtype]
+    rate = f" at lr {lr:g}" if lr is not None else ""
+    return Hit(
+        "bf16-only-weights",
+        took.seen.at,
+        f"{optimizer} steps {name} weights with no fp32 copy{rate}: an update smaller than half a {name} step rounds to nothing, "
+        "and most do at fine-tuning rates; keep the weights in fp32 and use autocast",
+        trace,
+        unless=roots(weights),
+        severity=severity_at(lr),
+    )
 
 
 def _half_weights_configured(recipe: Recipe) -> Iterator[Hit]:
@@ -128,7 +153,7 @@ def _half_weights_configured(recipe: Recipe) -> Iterator[Hit]:
             for each, what in stations
             if each is not None and each.value is not UNKNOWN
         ),
-        severity="warning" if rate is not None and rate >= SMALL_RATE else "error",
+        severity=severity_at(rate),
     )
 
 

@@ -1,4 +1,4 @@
-"""Trainers that own scaler and clip: what goes around them meets gradients in a state that they alone know."""
+"""Trainers: what their settings say of autocast, scaler and weights, held against the weights and calls that meet them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from precisionlint.checks import master_weights
 from precisionlint.checks.base import Automaton, Family, Hit, Seen
-from precisionlint.events import Backward, Engine, Event, Grads, Known, Step, ZeroGrad
+from precisionlint.checks.master_weights import HALF, Storage, halves, roots, severity_at
+from precisionlint.events import Backward, Engine, Event, Grads, Known, Owns, Step, Trains, WeightsTake, ZeroGrad
 from precisionlint.recipes import Recipe
+
+NOTHING_STORED = Storage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,36 +24,43 @@ class Scaled:
 
 
 @dataclass(frozen=True, slots=True)
-class Gradients:
-    """What the engines of a path have done to its gradients. ``plain``: a backward that no engine scaled, since the last step."""
+class Trained:
+    """What the engines of a path have done to its gradients, and where its weights live. ``plain``: a backward that no engine scaled,
+    since the last step."""
 
     scaled: frozenset[Scaled] = frozenset()
     is_plain: bool = False
     plain: Seen | None = field(compare=False, default=None)
+    storage: Storage = NOTHING_STORED
 
 
-def advance(state: Gradients, event: Event) -> Gradients:
+def advance(state: Trained, event: Event) -> Trained:
     match event:
         case Backward(engine=Engine() as engine):
             seen = Seen(event.at, f"backward: '{engine.name}' scales the loss, and the gradients with it", event.when)
             others = frozenset(s for s in state.scaled if s.engine != engine)
             return replace(state, scaled=others | {Scaled(engine, seen)})
         case Backward(scale=Known(value=None)):
-            return replace(
-                state, is_plain=True, plain=Seen(event.at, "backward of a loss that nothing scaled", event.when)
-            )
+            seen = Seen(event.at, "backward of a loss that nothing scaled", event.when)
+            return replace(state, is_plain=True, plain=seen)
         case Grads(how="unscale") | Grads(how="mul", factor="1/scale"):
             return replace(state, scaled=frozenset())
         case Step() | ZeroGrad():
-            return Gradients()
+            return Trained(storage=state.storage)
+        case WeightsTake() | Owns():
+            return replace(state, storage=master_weights.advance(state.storage, event))
     return state
 
 
-FAMILY = Family(Automaton("trainers", Gradients(), advance, lambda _: Gradients(), lambda state: len(state.scaled)))
+def settle(state: Trained) -> Trained:
+    return Trained(storage=state.storage)
+
+
+FAMILY = Family(Automaton("trainers", Trained(), advance, settle, lambda state: len(state.scaled)))
 
 
 @FAMILY.rule("accelerate-raw-clip", Grads)
-def accelerate_raw_clip(state: Gradients, event: Grads) -> Iterator[Any]:
+def accelerate_raw_clip(state: Trained, event: Grads) -> Iterator[Any]:
     if event.how != "clip" or event.factor == "scale":
         return
     for scaled in state.scaled:
@@ -67,7 +78,7 @@ def accelerate_raw_clip(state: Gradients, event: Grads) -> Iterator[Any]:
 
 
 @FAMILY.rule("accelerate-raw-backward", Step)
-def accelerate_raw_backward(state: Gradients, event: Step) -> Iterator[Any]:
+def accelerate_raw_backward(state: Trained, event: Step) -> Iterator[Any]:
     engine = event.engine
     if engine is None or engine.framework != "accelerate" or not state.is_plain or state.plain is None:
         return
@@ -85,8 +96,72 @@ def accelerate_raw_backward(state: Gradients, event: Step) -> Iterator[Any]:
     )
 
 
+@FAMILY.rule("hf-half-load", Trains)
+def hf_half_load(state: Trained, event: Trains) -> Iterator[Any]:
+    """The trainer's own autocast, over weights that were loaded in half."""
+    if not event.precision:
+        return
+    for took in halves(state.storage, event.weights):
+        name = HALF[took.dtype]
+        rate = f" at lr {event.lr:g}" if event.lr is not None else ""
+        if event.precision == "fp16" and took.dtype == "float16":
+            consequence = "its scaler raises 'Attempting to unscale FP16 gradients' at the first step"
+        else:
+            consequence = f"{event.optimizer}{rate} has no fp32 copy to add small updates to, and loses most of them"
+        yield Hit(
+            "hf-half-load",
+            took.seen.at,
+            f"'{event.trainer.name}' trains {name} weights with {event.precision}=True, which is autocast over fp32 weights: {consequence}; "
+            "load them in fp32, or freeze them and train adapters",
+            (took.seen, Seen(event.told, f"{event.precision}=True"), Seen(event.at, "trained here", event.when)),
+            unless=roots(event.weights),
+            severity=severity_at(event.lr),
+        )
+
+
+@FAMILY.rule("lightning-true-precision", Step, Grads)
+def lightning_true_precision(state: Trained, event: Step | Grads) -> Iterator[Any]:
+    if isinstance(event, Grads):
+        yield from clipped_by_hand(state, event)
+        return
+    for own in state.storage.owned:
+        if own.optimizer != event.optimizer:
+            continue
+        for took in halves(state.storage, own.weights):
+            if took.by != "lightning":
+                continue
+            name, optimizer = HALF[took.dtype], own.cls.rpartition(".")[2]
+            rate = f" at lr {own.lr:g}" if own.lr is not None else ""
+            yield Hit(
+                "lightning-true-precision",
+                took.seen.at,
+                f"{took.how} casts the weights to {name}, and {optimizer}{rate} keeps no fp32 copy: an update smaller than half a {name} "
+                f"step rounds to nothing; {took.how.replace('true', 'mixed')} keeps the weights in fp32",
+                (took.seen, own.seen, Seen(event.at, "trained here", event.when)),
+                unless=roots(own.weights),
+            )
+
+
+def clipped_by_hand(state: Trained, event: Grads) -> Iterator[Hit]:
+    """In manual optimisation under 16-mixed, lightning unscales inside the optimizer's step, after any clip before it."""
+    if event.how != "clip" or event.factor == "scale":
+        return
+    for scaled in state.scaled:
+        engine = scaled.engine
+        if engine.framework not in ("lightning", "fabric"):
+            continue
+        instead = f"; {engine.name}.clip_gradients unscales first" if engine.framework == "fabric" else ""
+        yield Hit(
+            "lightning-true-precision",
+            event.at,
+            f"{event.api} sees gradients still scaled by the scaler of '{engine.name}', which unscales them inside the optimizer's step: the "
+            f"threshold meets a norm 65536 times too large (the initial scale) and always bites{instead}",
+            (scaled.seen, Seen(event.at, "clipped here, not unscaled since", event.when)),
+        )
+
+
 @FAMILY.rule("deepspeed-precision-config", Recipe)
-def deepspeed_precision_config(state: Gradients, recipe: Recipe) -> Iterator[Hit]:
+def deepspeed_precision_config(state: Trained, recipe: Recipe) -> Iterator[Hit]:
     if recipe.framework != "DeepSpeed":
         return
     rule = "deepspeed-precision-config"

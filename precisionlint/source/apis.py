@@ -36,6 +36,10 @@ class Apis:
     engines: dict[str, str]
     load_methods: frozenset[str]
     load_arguments: tuple[str, ...]
+    quantised: tuple[str, ...]
+    adapters: frozenset[str]
+    plain_optim: frozenset[str]
+    engine_arguments: tuple[str, ...]
 
     def canonical(self, name: str) -> str:
         return self.aliases.get(name, name)
@@ -51,7 +55,7 @@ class Apis:
         if any(name.startswith(prefix + ".") or name == prefix for prefix in self.other_optimizers):
             return "optimizer"
         if name in self.owners or name in self.engines:
-            return "owner"
+            return "module" if self.engines.get(name) == "lightning module" else "owner"
         if name.startswith(("torch.nn.", "torchvision.models.", "timm.create_model")):
             last = name.rpartition(".")[2]
             if last in ("Parameter", "Buffer", "ParameterList"):
@@ -85,4 +89,8 @@ def table() -> Apis:
         engines={name: framework for name, framework in data["engines"].items() if name != "read-in"},
         load_methods=frozenset(data["loads"]["methods"]),
         load_arguments=tuple(data["loads"]["arguments"]),
+        quantised=tuple(data["loads"]["quantised"]),
+        adapters=frozenset(data["adapters"]["names"]),
+        plain_optim=frozenset(data["training-arguments"]["plain"]),
+        engine_arguments=tuple(data["training-arguments"]["engines"]),
     )

@@ -3,10 +3,10 @@
 Imports nothing heavy, so that a run over files that hold none stays as light as reading them.
 """
 
-TORCH = (b"torch", b"accelerate", b"lightning", b"deepspeed", b"transformers")
+TORCH = (b"torch", b"accelerate", b"lightning", b"deepspeed", b"transformers", b"from trl", b"import trl")
 WORDS = (
     b"GradScaler", b"scaler", b"unscale_", b"autocast", b"backward(", b"clip_grad", b"loss_scale", b"optim.", b"Adam", b"SGD(",
-    b".step(", b"custom_op", b"autograd.Function",
+    b".step(", b"custom_op", b"autograd.Function", b"Trainer(",
 )  # fmt: skip
 
 

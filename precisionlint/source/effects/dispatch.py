@@ -19,7 +19,8 @@ from precisionlint.source.effects.common import (
     result,
     when,
 )
-from precisionlint.source.effects.engines import engine_method, engine_of, make_engine
+from precisionlint.source.effects.engines import METHODS as ENGINES
+from precisionlint.source.effects.engines import engine_of, make_engine
 from precisionlint.source.effects.gradients import (
     NORM_CALLS,
     autograd_grad,
@@ -68,6 +69,8 @@ from precisionlint.source.effects.scaling import (
     save,
     scaler_method,
 )
+from precisionlint.source.effects.trainers import MAKERS
+from precisionlint.source.effects.trainers import METHODS as TRAINERS
 from precisionlint.source.effects.unread import call_unknown, carry, hides_scaler
 from precisionlint.source.effects.weights import (
     SAME_RECEIVER,
@@ -80,6 +83,7 @@ from precisionlint.source.effects.weights import (
     parameters,
     parts_of,
     set_default_dtype,
+    with_adapters,
     wrap,
 )
 from precisionlint.source.evaluate import is_container, name_of, named
@@ -131,8 +135,9 @@ def call_external(it: Interpreter, state: State, instr: p.Call, callee: External
         return make_autocast(it, state, instr, name, args)
     if kind == "optimizer":
         return make_optimizer(it, state, instr, name, args, Obj(it.here(state, instr.at), callee))
-    if name in it.apis.engines:
-        return make_engine(it, state, instr, callee, args)
+    framework = it.apis.engines.get(name, "")
+    if framework and framework != "lightning module":
+        return MAKERS.get(framework, make_engine)(it, state, instr, callee, args)
     if kind in ("module", "owner"):
         obj = Obj(it.here(state, instr.at), callee)
         state.allocate(obj, {})
@@ -155,6 +160,8 @@ def call_external(it: Interpreter, state: State, instr: p.Call, callee: External
         )
     if name in NORM_CALLS or any(isinstance(v, Tensors) and v.kind == "grad" for _, v in args):
         return touch_grads(it, state, instr, callee, args)
+    if name in it.apis.adapters:
+        return with_adapters(it, state, instr, args)
     last = name.rpartition(".")[2]
     if last in it.apis.load_methods:
         return load_weights(it, state, instr, args)
@@ -202,9 +209,9 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
         return tensors_method(it, state, instr, receiver, name, args)
     framework = engine_of(it, state, receiver)
     if framework:
-        outcome = engine_method(it, state, instr, receiver, framework, name, args)
-        if outcome is not None:
-            return outcome
+        method = ENGINE_METHODS.get((framework, name))
+        if method is not None:
+            return method(it, state, instr, receiver, framework, args)
     if name in SCALER_METHODS and is_scaler(it, state, receiver, name):
         return scaler_method(it, state, instr, receiver, name, args)
     if name == "backward":
@@ -251,6 +258,9 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
         flow = receiver.flow
         return [(s, carry(it, s, instr, v, flow)) for s, v in outcome]
     return outcome
+
+
+ENGINE_METHODS = {**ENGINES, **TRAINERS}
 
 
 METHODS: dict[str, Callable[..., Outcome]] = {

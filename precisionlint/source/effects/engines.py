@@ -10,11 +10,13 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from precisionlint.events import Backward, Engine, Grads
+from precisionlint.events import Backward, Engine, Grads, WeightsTake
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import (
     Outcome,
     argument,
+    choices,
+    is_model,
     is_optimizer,
     known_region,
     last_name,
@@ -25,7 +27,7 @@ from precisionlint.source.effects.common import (
     result,
     when,
 )
-from precisionlint.source.evaluate import attribute
+from precisionlint.source.evaluate import attribute, model_weights
 from precisionlint.source.state import NOTHING, State, decide
 from precisionlint.source.values import (
     NONE,
@@ -40,6 +42,7 @@ from precisionlint.source.values import (
     Tup,
     Value,
     const,
+    text_of,
 )
 
 if TYPE_CHECKING:
@@ -50,10 +53,12 @@ NAMED = {"accelerate": re.compile(r"^_?accelerator$"), "fabric": re.compile(r"^_
 """What an engine is called that comes from a caller that is not read."""
 MIXED_FP16 = ("fp16", "16-mixed", "16", 16)
 """What frameworks call fp16 mixed precision."""
+TRUE_HALF = {"bf16-true": "bfloat16", "16-true": "float16"}
+"""What lightning calls half precision throughout: the weights are cast, and nothing keeps fp32 copies."""
 SHOWS_FP16 = re.compile(r"fp16|float16|16-mixed|\bhalf\b")
 OTHER_BACKENDS = ("deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin", "fsdp_plugin")
 """Arguments of Accelerator that hand scaling and clipping to another engine."""
-PRECISION = {"accelerate": (2, "mixed_precision"), "fabric": (4, "precision")}
+PRECISION = {"accelerate": (2, "mixed_precision"), "fabric": (4, "precision"), "lightning": (99, "precision")}
 """Position and name of the argument that says what an engine computes in."""
 
 
@@ -88,8 +93,12 @@ def make_engine(it: Interpreter, state: State, instr: p.Call, callee: External, 
         elif argument(args, 99, "fp16") == TRUE:  # accelerate before 0.10
             attributes[name] = const("fp16")
     backends = (argument(args, 99, backend) for backend in OTHER_BACKENDS)
-    if any(value is not None and value != NONE for value in backends):
+    strategy = argument(args, 1 if framework == "fabric" else 99, "strategy")
+    if any(value is not None and value != NONE for value in backends) or (
+        strategy is not None and "deepspeed" in text_of(strategy).lower()
+    ):
         attributes["another backend"] = TRUE
+    attributes["made"] = const(it.where(state, instr.at))
     return one(state, obj)
 
 
@@ -128,14 +137,6 @@ def labelled(state: State, engine: Engine | None, attribute_name: str) -> tuple[
     return when(state) if engine is None else (*when(state), f"{engine.name}.{attribute_name} == 'fp16'")
 
 
-def engine_method(
-    it: Interpreter, state: State, instr: p.Call, engine: Value, framework: str, name: str, args: Args
-) -> Outcome | None:
-    """A method of an engine; None where it is one that nothing is known of."""
-    handler = METHODS.get((framework, name))
-    return None if handler is None else handler(it, state, instr, engine, framework, args)
-
-
 def backward(it: Interpreter, state: State, instr: p.Call, engine: Value, framework: str, args: Args) -> Outcome:
     outcome: Outcome = []
     for branch, scales in scaling(it, state, engine, framework, receiver_text(instr)):
@@ -162,7 +163,35 @@ def prepare(it: Interpreter, state: State, instr: p.Call, engine: Value, framewo
     for value in values:
         if is_optimizer(it, state, value):
             state.attributes(value)["engine"] = engine
-    return one(state, values[0] if len(values) == 1 else Tup(tuple(values)))
+    given = values[0] if len(values) == 1 else Tup(tuple(values))
+    if framework != "fabric":
+        return one(state, given)
+    outcome: Outcome = []
+    for branch, dtype, named_precision in true_half(it, state, engine):
+        for value in values:
+            if dtype and is_model(it, branch, value):
+                cast(it, branch, instr, engine, value, dtype, named_precision)
+        outcome.append((branch, given))
+    return outcome
+
+
+def true_half(it: Interpreter, state: State, engine: Value) -> Iterator[tuple[State, str, str]]:
+    """The dtype that an engine casts weights to, and its name there; ``""`` where it leaves them as they are."""
+    own = state.heap.get(engine, {})
+    for branch, chosen in choices(it, state, own.get("precision")):
+        if isinstance(chosen, Sym) and chosen.default is not None:
+            chosen = chosen.default
+        word = chosen.value if isinstance(chosen, Const) and own.get("another backend") != TRUE else None
+        yield branch, TRUE_HALF.get(str(word), ""), str(word)
+
+
+def cast(it: Interpreter, state: State, instr: p.Call, engine: Value, model: Value, dtype: str, word: str) -> None:
+    """Lightning casts a model; what says so stands where the engine was made."""
+    made = state.heap.get(engine, {}).get("made")
+    at = made.value if isinstance(made, Const) else it.where(state, instr.at)
+    weights = model_weights(it, model)
+    if weights is not None:
+        it.emit(state, WeightsTake(at, when(state), weights, dtype, f'precision="{word}"', by="lightning"))
 
 
 def given_back(it: Interpreter, state: State, instr: p.Call, engine: Value, framework: str, args: Args) -> Outcome:
@@ -194,6 +223,9 @@ def stepping(it: Interpreter, state: State, optimizer: Value) -> Iterator[tuple[
     if engine is None or framework not in PRECISION:
         yield state, None
         return
-    yield from scaling(
-        it, state, engine, framework, it.names.get(getattr(engine, "site", None), "") or last_name(engine)
-    )
+    yield from scaling(it, state, engine, framework, engine_name(it, engine))
+
+
+def engine_name(it: Interpreter, engine: Value) -> str:
+    """What the program calls an engine that is not named where it acts."""
+    return it.names.get(getattr(engine, "site", None), "") or last_name(engine) or text_of(engine)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from precisionlint.events import Named, Owns, Step, ZeroGrad
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import FINITE, Outcome, argument, one, optimizer_weights, receiver_text, when
-from precisionlint.source.effects.engines import stepping
+from precisionlint.source.effects.engines import engine_of, stepping
 from precisionlint.source.effects.scaling import make_scaler
+from precisionlint.source.effects.trainers import equip
 from precisionlint.source.effects.weights import born
-from precisionlint.source.evaluate import named, weights_of
+from precisionlint.source.evaluate import class_attribute, named, weights_of
 from precisionlint.source.state import State
 from precisionlint.source.values import NONE, Class, Const, Func, Obj, Sym, Value
 
@@ -55,6 +56,13 @@ def made(it: Interpreter, state: State, instr: p.Call, obj: Obj, args: Args) -> 
         born(it, state, instr, obj)
     if kind == "scaler":
         return make_scaler(it, state, instr, f"{obj.cls.module.name}.{obj.cls.cls.name}", args, obj)
+    if (
+        kind == "owner"
+        and engine_of(it, state, obj) == "transformers"
+        and class_attribute(it, state, obj.cls, "__init__") is None
+    ):
+        equip(it, state, instr, obj, args)
+        return one(state, obj)
     if kind == "optimizer":
         return make_optimizer(it, state, instr, f"{obj.cls.module.name}.{obj.cls.cls.name}", args, obj)
     return None

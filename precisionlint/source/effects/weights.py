@@ -103,8 +103,24 @@ def load_weights(it: Interpreter, state: State, instr: p.Call, args: Args) -> Ou
                 branch,
                 WeightsTake(it.where(branch, instr.at), when(branch), frozenset({weight_path(it, model)}), dtype, how),
             )
+        if any(k in it.apis.quantised and v not in (NONE, FALSE) for k, v in args):
+            freeze(it, branch, instr, model, "quantised")
         outcome.append((branch, model))
     return outcome
+
+
+def with_adapters(it: Interpreter, state: State, instr: p.Call, args: Args) -> Outcome:
+    """peft: the model that is given, frozen, with adapters in it."""
+    model = argument(args, 0, "model")
+    if not isinstance(model, (Obj, Sym)):
+        return call_unknown(it, state, instr, External("peft"), args)
+    freeze(it, state, instr, model, "an adapter is put over it")
+    return one(state, model)
+
+
+def freeze(it: Interpreter, state: State, instr: p.Call, model: Value, how: str) -> None:
+    weights = frozenset({weight_path(it, model)})
+    it.emit(state, WeightsTake(it.where(state, instr.at), when(state), weights, None, how, False))
 
 
 def children(it: Interpreter, state: State, args: Args) -> list[Value]:
