@@ -120,6 +120,14 @@ class Owns(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterAdded(Event):
+    """Trainable adapters are put into a model, in the dtype that its own weights have then."""
+
+    weights: Weights
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
 class Trains(Event):
     """A framework trains weights with an optimizer that it makes itself, one without fp32 copies. ``precision``: what it computes in,
     ``"fp16"`` (then with a scaler), ``"bf16"`` or ``""``; ``told``: where it was told so."""

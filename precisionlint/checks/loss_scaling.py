@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
-from precisionlint.checks.scale_ledger import Ledger, Own, Pending, advance, owned, seen, settle, stakes
+from precisionlint.checks.scale_ledger import Ledger, Own, Pending, advance, in_half, owned, seen, settle, stakes
 from precisionlint.events import (
     Backward,
     Checkpoint,
@@ -24,6 +24,7 @@ from precisionlint.events import (
     covers,
     overlap,
 )
+from precisionlint.findings import Confidence
 
 ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Rprop", "LAMB", "Lion", "NovoGrad")
 
@@ -259,25 +260,45 @@ def backward_after_unscale(ledger: Ledger, event: Step) -> Iterator[Any]:
 
 @FAMILY.rule("scaler-with-half-weights", Grads, Step)
 def scaler_with_half_weights(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
+    engine = event.engine if isinstance(event, Step) else None
     scaler = event.via if isinstance(event, Step) else event.scaler
-    if scaler is None or event.optimizer is None or (isinstance(event, Grads) and event.how != "unscale"):
+    if (scaler is None and engine is None) or event.optimizer is None:
+        return
+    if isinstance(event, Grads) and event.how != "unscale":
         return
     if any(p.optimizer == event.optimizer and p.phase == "unscaled" for p in ledger.progress):
         return  # said at its unscale_
     own = next((o for o in ledger.owns if o.optimizer == event.optimizer), None)
-    if own is None or not covers(ledger.half, own.weights):
+    if own is None or own.weights is None:
         return
     if own.fused and isinstance(event, Step):
         return  # a fused optimizer unscales in its own kernel, which takes fp16 gradients
-    if not any(m.scaler == scaler and m.cls.startswith(("torch.", "fairscale.")) for m in ledger.made):
+    if engine is None and not any(
+        m.scaler == scaler and m.cls.startswith(("torch.", "fairscale.")) for m in ledger.made
+    ):
+        return
+    name = engine.name if engine is not None else scaler.name if scaler is not None else ""
+    confidence: Confidence = "likely" if engine is not None and not engine.sure else "certain"
+    for adapter in ledger.adapters:
+        if overlap(adapter.weights, own.weights):
+            yield Hit(
+                "scaler-with-half-weights",
+                adapter.cast.at,
+                f"the adapters that are put into this model are fp16 like the model, and '{name}' unscales their gradients: GradScaler raises "
+                "'Attempting to unscale FP16 gradients'. Cast what is trained to fp32 once the adapters are in",
+                (adapter.cast, adapter.seen, own.seen, seen(event, "unscaled here")),
+                confidence=confidence,
+            )
+    if not covers(in_half(ledger), own.weights):
         return
     yield Hit(
         "scaler-with-half-weights",
         event.at,
-        f"'{scaler.name}' unscales gradients of fp16 weights: GradScaler raises 'Attempting to unscale FP16 gradients'. Keep the weights in "
+        f"'{name}' unscales gradients of fp16 weights: GradScaler raises 'Attempting to unscale FP16 gradients'. Keep the weights in "
         "fp32 and let autocast cast them",
         (own.seen, seen(event, "unscaled here")),
-        unless=tuple(sorted({("frozen", path[0]) for path in own.weights or ()}, key=str)),
+        confidence=confidence,
+        unless=tuple(sorted({("frozen", path[0]) for path in own.weights}, key=str)),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from precisionlint.checks.base import Seen
 from precisionlint.events import (
+    AdapterAdded,
     Backward,
     Event,
     Grads,
@@ -22,6 +23,7 @@ from precisionlint.events import (
     Sharded,
     Step,
     Update,
+    WeightPath,
     Weights,
     WeightsTake,
     ZeroGrad,
@@ -94,6 +96,23 @@ class Own:
 
 
 @dataclass(frozen=True, slots=True)
+class Half:
+    """Weights in fp16, and where they became so."""
+
+    path: WeightPath
+    seen: Seen = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Trainable weights that were made in fp16, inside a model whose own weights became fp16 before."""
+
+    weights: Weights
+    cast: Seen = field(compare=False)
+    seen: Seen = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Ledger:
     """The state of loss scaling on one path."""
 
@@ -107,7 +126,8 @@ class Ledger:
     made: frozenset[Made] = frozenset()
     owns: frozenset[Own] = frozenset()
     sharded: bool = False
-    half: frozenset[Any] = frozenset()
+    half: frozenset[Half] = frozenset()
+    adapters: frozenset[Adapter] = frozenset()
     lost: bool = False
     is_plain: bool = False
 
@@ -275,20 +295,39 @@ def after_sharded(ledger: Ledger, event: Sharded) -> Ledger:
 def after_take(ledger: Ledger, event: WeightsTake) -> Ledger:
     if event.dtype is None:
         return ledger
-    half = frozenset(path for path in ledger.half if not covers(event.weights, frozenset({path})))
-    return replace(ledger, half=half | event.weights if event.dtype == "float16" else half)
+    half = frozenset(one for one in ledger.half if not covers(event.weights, frozenset({one.path})))
+    if event.dtype == "float16":
+        here = seen(event, f"weights become fp16: {event.how}")
+        return replace(ledger, half=half | {Half(path, here) for path in event.weights})
+    adapters = frozenset(adapter for adapter in ledger.adapters if not covers(event.weights, adapter.weights))
+    return replace(ledger, half=half, adapters=adapters)
+
+
+def after_adapter(ledger: Ledger, event: AdapterAdded) -> Ledger:
+    if not covers(in_half(ledger), event.weights):
+        return ledger
+    cast = next(one.seen for one in ledger.half if covers(frozenset({one.path}), event.weights))
+    here = seen(event, f"{event.how} makes its adapters in the dtype of the model")
+    return replace(ledger, adapters=ledger.adapters | {Adapter(event.weights, cast, here)})
+
+
+def in_half(ledger: Ledger) -> Weights:
+    """The weights that are fp16."""
+    return frozenset(one.path for one in ledger.half)
 
 
 ADVANCE: dict[type[Event], Any] = {
     Backward: after_backward, Grads: after_grads, Step: after_step, Update: after_update, ZeroGrad: after_zero,
     ScalerMade: after_made, Owns: after_owns, Lost: after_lost, Renewed: after_renewed, Sharded: after_sharded,
-    WeightsTake: after_take,
+    WeightsTake: after_take, AdapterAdded: after_adapter,
 }  # fmt: skip
 
 
 def settle(ledger: Ledger) -> Ledger:
     """What is left of a ledger where another program begins: the objects, with nothing under way."""
-    return Ledger(made=ledger.made, owns=ledger.owns, sharded=ledger.sharded, half=ledger.half)
+    return Ledger(
+        made=ledger.made, owns=ledger.owns, sharded=ledger.sharded, half=ledger.half, adapters=ledger.adapters
+    )
 
 
 def stakes(ledger: Ledger) -> int:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 Outcome = list[tuple[State, Value]]
 
 
+CASTS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64"}
+"""Methods that cast -> the dtype that they cast to."""
+
+
 SCALER_NAME = re.compile(r"scaler", re.I)
 
 

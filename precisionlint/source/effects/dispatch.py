@@ -74,7 +74,9 @@ from precisionlint.source.effects.trainers import METHODS as TRAINERS
 from precisionlint.source.effects.unread import call_unknown, carry, hides_scaler
 from precisionlint.source.effects.weights import (
     SAME_RECEIVER,
+    add_adapter,
     born,
+    cast_trained,
     children,
     load_weights,
     model_state_dict,
@@ -179,6 +181,7 @@ EXTERNAL: dict[str, Callable[..., Outcome]] = {
     "itertools.chain": chain,
     "torch.save": save,
     "torch.set_default_dtype": set_default_dtype,
+    "diffusers.training_utils.cast_training_params": cast_trained,
     "torch.set_float32_matmul_precision": set_precision,
     "torch.autograd.backward": autograd_backward,
     "builtins.enumerate": stream("enumerate"),
@@ -268,6 +271,7 @@ METHODS: dict[str, Callable[..., Outcome]] = {
     "named_parameters": parameters,
     "trainable_parameters": parameters,
     "zero_grad": model_zero_grad,
+    "add_adapter": add_adapter,
     "state_dict": model_state_dict,
     "children": parts_of,
     "modules": parts_of,

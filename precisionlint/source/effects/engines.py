@@ -132,15 +132,18 @@ def can_be_fp16(it: Interpreter, state: State, precision: Sym, handed_in: bool) 
     return handed_in or any(SHOWS_FP16.search(module.text) for module in it.global_frames)
 
 
-def labelled(state: State, engine: Engine | None, attribute_name: str) -> tuple[str, ...]:
+def labelled(it: Interpreter, state: State, value: Value, engine: Engine | None) -> tuple[str, ...]:
     """The branches that are open, with what turns the engine's scaler on among them."""
-    return when(state) if engine is None else (*when(state), f"{engine.name}.{attribute_name} == 'fp16'")
+    name = PRECISION[engine.framework][1] if engine is not None else ""
+    if engine is None or isinstance(attribute(it, state, value, name), Const):
+        return when(state)
+    return (*when(state), f"{engine.name}.{name} == 'fp16'")
 
 
 def backward(it: Interpreter, state: State, instr: p.Call, engine: Value, framework: str, args: Args) -> Outcome:
     outcome: Outcome = []
     for branch, scales in scaling(it, state, engine, framework, receiver_text(instr)):
-        labels = labelled(branch, scales, PRECISION[framework][1])
+        labels = labelled(it, branch, engine, scales)
         region = known_region(region_of(branch))
         it.emit(branch, Backward(it.where(branch, instr.at), labels, None, None, region, None, scales))
         outcome.append((branch, NONE))

@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Grads, Known, Named, Setting, WeightsTake, ZeroGrad
 from precisionlint.source import program as p
-from precisionlint.source.effects.common import Outcome, argument, one, one_of_many, receiver_text, result, when
+from precisionlint.source.effects.common import (
+    CASTS,
+    Outcome,
+    argument,
+    dtype_in,
+    one,
+    one_of_many,
+    receiver_text,
+    result,
+    when,
+)
 from precisionlint.source.effects.unread import call_unknown, emit_clip, read_grads
-from precisionlint.source.evaluate import element_of, model_weights
+from precisionlint.source.evaluate import dtype_of, element_of, model_weights
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     FALSE,
@@ -52,6 +62,11 @@ def attribute_set(it: Interpreter, state: State, obj: Value, target: p.Attr, val
                 scale_grads(it, state, at, obj, flow_of(value), "p.grad =")
         elif target.name == "data" and obj.kind == "grad" and isinstance(value, Tensors):
             scale_grads(it, state, at, obj, flow_of(value), "p.grad.data =")
+        elif target.name == "data" and obj.weights is not None:
+            dtype = dtype_of(state.heap.get(value, {}).get("dtype"))
+            if dtype is not None:
+                take = WeightsTake(it.where(state, at), when(state), obj.weights, dtype, f"p.data = p.to({dtype})")
+                it.emit(state, take)
         elif target.name == "requires_grad" and value == FALSE and obj.weights is not None:
             it.emit(
                 state, WeightsTake(it.where(state, at), when(state), obj.weights, None, "requires_grad = False", False)
@@ -200,9 +215,11 @@ def tensors_method(it: Interpreter, state: State, instr: p.Call, tensors: Tensor
         )
         return one(state, tensors)
     if name in ("clone", "float", "double", "half", "bfloat16", "to", "type"):
-        return one(
-            state, it.site(state, instr.at, f"{receiver_text(instr)}.{name}(…)", PLAIN, ())
-        )  # a copy: other weights
+        copied = it.site(state, instr.at, f"{receiver_text(instr)}.{name}(…)", PLAIN, ())  # other weights
+        wanted = CASTS.get(name) or next((d for _, v in args if (d := dtype_in(state, v)) is not None), None)
+        if wanted is not None:
+            state.attributes(copied)["dtype"] = External(f"torch.{wanted}")
+        return one(state, copied)
     if name in ("detach", "view", "cuda", "cpu", "data"):
         return one(state, tensors)
     return one(state, result(it, state, instr, Method(tensors, name), ()))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from precisionlint.events import Cast, Known, Op, Region, Setting, Sharded, WeightsTake, ZeroGrad
+from precisionlint.events import AdapterAdded, Cast, Known, Op, Region, Setting, Sharded, WeightsTake, ZeroGrad
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import (
+    CASTS,
     MODEL_NAME,
     Outcome,
     argument,
@@ -74,9 +75,6 @@ SAME_RECEIVER = frozenset(
 )
 
 
-CASTS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64"}
-
-
 def wrap(it: Interpreter, state: State, instr: p.Call, name: str, args: Args) -> Outcome:
     inner = argument(args, 0, "module", "model")
     if inner is None:
@@ -115,7 +113,31 @@ def with_adapters(it: Interpreter, state: State, instr: p.Call, args: Args) -> O
     if not isinstance(model, (Obj, Sym)):
         return call_unknown(it, state, instr, External("peft"), args)
     freeze(it, state, instr, model, "an adapter is put over it")
+    if argument(args, 99, "autocast_adapter_dtype") == FALSE:
+        add_adapter(it, state, instr, model, "get_peft_model(autocast_adapter_dtype=False)", args)
     return one(state, model)
+
+
+def add_adapter(it: Interpreter, state: State, instr: p.Call, model: Value, name: str, args: Args) -> Outcome:
+    """``model.add_adapter(config)``: trainable adapters, each in the dtype of the layer that it is put beside."""
+    if is_model(it, state, model):
+        weights = frozenset({weight_path(it, model)})
+        it.emit(state, AdapterAdded(it.where(state, instr.at), when(state), weights, name))
+    return call_unknown(it, state, instr, Method(model, name), args, model)
+
+
+def cast_trained(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """diffusers: ``cast_training_params(model or models, dtype=torch.float32)`` casts what is trained."""
+    given = argument(args, 0, "model") or NONE
+    wanted = argument(args, 1, "dtype")
+    dtype = "float32" if wanted is None else dtype_in(state, wanted)
+    models = (elements(it, state, given) or []) if is_container(given) or isinstance(given, Tup) else [given]
+    for model in models:
+        if isinstance(model, (Obj, Sym)) and dtype is not None:
+            weights = frozenset({weight_path(it, model)})
+            how = f"cast_training_params({dtype})"
+            it.emit(state, WeightsTake(it.where(state, instr.at), when(state), weights, dtype, how))
+    return one(state, NONE)
 
 
 def freeze(it: Interpreter, state: State, instr: p.Call, model: Value, how: str) -> None:
