@@ -65,13 +65,13 @@ def test_check_finds_in_an_example_exactly_what_it_marks_and_check_can_read(
 ):
     from precisionlint import check
 
-    program = tmp_path / "train.py"
+    program = tmp_path / f"train{example.suffix}"
     program.write_text(example.code, encoding="utf-8")
     report = check([str(program)], select=frozenset(RULES), assume={})
     assert not report.errors
     found = sorted((finding.place.line, finding.rule) for finding in report.findings)
     marks = sorted((line, name) for line, name in example.marks if "check" in RULES[name].found_by)
-    assert found == marks, "\n".join(str(finding) for finding in report.findings)
+    assert found == ([] if example.measured else marks), "\n".join(str(finding) for finding in report.findings)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=name_of)
@@ -93,7 +93,8 @@ def test_a_page_has_its_title_and_all_sections_in_order(rule: Rule):
 def test_a_page_shows_its_own_fault_and_sound_code(rule: Rule):
     shown = catalogue.examples(rule)
     for example in shown:
-        ast.parse(example.code)
+        if example.language == "python":
+            ast.parse(example.code)
         marked = {name for _, name in example.marks}
         assert marked <= RULES.keys()
         assert bool(marked) == (example.kind == "wrong"), f"{rule.page}:{example.line}"

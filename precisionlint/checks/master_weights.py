@@ -154,6 +154,7 @@ def _half_weights_configured(recipe: Recipe) -> Iterator[Hit]:
             if each is not None and each.value is not UNKNOWN
         ),
         severity=severity_at(rate),
+        confidence="certain" if recipe.sure else "likely",
     )
 
 
@@ -162,7 +163,7 @@ def half_gradient_accumulation(storage: Storage, recipe: Recipe) -> Iterator[Hit
     """Micro-batches summed in half, from four an update on: the sum of fewer is rounded at most twice. A number that is set elsewhere is
     likely to be one of them."""
     dtype, steps = recipe.accumulates, recipe.steps
-    if dtype is None or not dtype.half or steps is None:
+    if dtype is None or not dtype.half or steps is None or recipe.framework == "Megatron":
         return
     number = steps.number
     if (number is None and steps.value is not UNKNOWN) or (number is not None and number < MANY):

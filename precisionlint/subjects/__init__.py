@@ -49,10 +49,31 @@ CONFIGURED = (
     b"accum_dtype",
     b"communication_data_type",
     b"master_weights_and_grads",
+    b"--grad-reduce-in-bf16",
+    b"main-grads-dtype",
+    b"_component_",
+    b"base_model",
+    b"pure_bf16",
+    b"downcast_bf16",
 )
+WRITTEN = (
+    b"communication_data_type",
+    b"accum_dtype",
+    b"loss_scale",
+    b"master_weights_and_grads",
+    b"grad_reduce_in_fp32",
+    b"--grad-reduce-in-bf16",
+    b"main-grads-dtype",
+    b"--loss-scale",
+    b"reduce_dtype",
+    b"comm_hook",
+)
+"""What a setting of half precision in Python source is called, of those that are read."""
 
 SUBJECTS: tuple[Subject, ...] = (
     Subject("precisionlint.subjects.configurations", (".json", ".yaml", ".yml"), (HALF, CONFIGURED)),
+    Subject("precisionlint.subjects.megatron", (".sh",), (HALF, (b"--bf16", b"--fp16"), WRITTEN)),
+    Subject("precisionlint.subjects.python_settings", (".py",), (HALF, WRITTEN)),
 )
 
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from precisionlint.recipes import Recipe
-from precisionlint.subjects import File, deepspeed
+from precisionlint.subjects import File, deepspeed, finetuning, megatron
 from precisionlint.subjects.tree import documents, tables
 
-FRAMEWORKS = (deepspeed.recipe,)
+FRAMEWORKS = (
+    deepspeed.recipe,
+    megatron.of_table,
+    finetuning.torchtune,
+    finetuning.llama_factory,
+    finetuning.axolotl,
+    finetuning.accelerate,
+)
 
 
 def read(file: File) -> Iterator[Recipe]:

@@ -68,11 +68,22 @@ class Table:
         entry = self.entries.get(key)
         return entry.node if entry is not None and isinstance(entry.node, Table) else None
 
-    def text(self, key: str) -> str:
-        """The string under a key, or nothing."""
+    def text(self, path: str) -> str:
+        """The string under a path of keys, or nothing."""
+        setting = self.setting(path)
+        return setting.value if setting is not None and isinstance(setting.value, str) else ""
+
+    def truth(self, path: str) -> bool:
+        """Whether a switch is on."""
+        setting = self.setting(path)
+        return setting is not None and setting.value is True
+
+    def filled(self, key: str) -> bool:
+        """Whether there is anything under a key: more than nothing, an empty string or an empty list."""
         entry = self.entries.get(key)
-        value = entry.node.value if entry is not None and isinstance(entry.node, Scalar) else None
-        return value if isinstance(value, str) else ""
+        if entry is None or (isinstance(entry.node, Scalar) and entry.node.value in (None, "", False)):
+            return False
+        return not (isinstance(entry.node, Items) and not entry.node.items)
 
     def setting(self, path: str) -> Setting | None:
         """The scalar under a path of keys (``"bf16.enabled"``); None where there is none."""

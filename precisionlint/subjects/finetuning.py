@@ -1,0 +1,103 @@
+"""What the YAML of fine-tuning tools says about precision: torchtune, LLaMA-Factory, axolotl, and accelerate's launcher.
+
+Read in torchtune's recipes (``training.set_default_dtype(dtype)`` around the model), LLaMA-Factory's ``model/adapter.py`` (``pure_bf16``
+leaves trained weights in half), axolotl's ``utils/config/__init__.py`` (``bf16`` loads the model in bf16; DeepSpeed and FSDP make fp32
+masters of that, DDP and a single GPU do not) and torch_xla's ``XLA_DOWNCAST_BF16``. Adapters are left alone: their dtype is another
+question.
+"""
+
+from __future__ import annotations
+
+import re
+
+from precisionlint.recipes import Recipe, Setting
+from precisionlint.subjects.tree import Table
+
+ADAPTER = re.compile(r"(?:^|[._])(?:q?lora|dora)(?:$|[._])")
+PLAIN = re.compile(
+    r"(?:torch\.optim|bitsandbytes\.optim|torchao\.optim|torchao\.prototype\.low_bit_optim)\.|(?:paged_)?(?:adamw|lion|ademamix)(?:_|$)|sgd$|adafactor$"
+)
+"""Optimizers that are known to add an update to the weights as they are. Others may have masters or make up for the rounding."""
+
+
+def torchtune(table: Table) -> Recipe | None:
+    """A recipe of torchtune that trains every weight."""
+    model, optimizer, dtype = (
+        table.text("model._component_"),
+        table.setting("optimizer._component_"),
+        table.setting("dtype"),
+    )
+    if optimizer is None or dtype is None or not dtype.half or not model or ADAPTER.search(model):
+        return None
+    if not PLAIN.match(str(optimizer.value)) or table.truth("optimizer.bf16_stochastic_round"):
+        return None
+    return Recipe(
+        at=table.at,
+        when=(),
+        framework="torchtune",
+        weights=dtype,
+        optimizer=optimizer,
+        rate=table.setting("optimizer.lr"),
+        remedy="dtype: fp32 keeps them, or an optimizer with stochastic rounding",
+    )
+
+
+def llama_factory(table: Table) -> Recipe | None:
+    """A LLaMA-Factory run that trains weights in pure bf16."""
+    pure = table.setting("pure_bf16")
+    optimizer = table.setting("optim")
+    if pure is None or pure.value is not True or table.text("finetuning_type") not in ("full", "freeze"):
+        return None
+    if optimizer is not None and not PLAIN.match(str(optimizer.value)):
+        return None
+    return Recipe(
+        at=table.at,
+        when=(),
+        framework="LLaMA-Factory",
+        weights=Setting(pure.name, "bf16", pure.at),
+        optimizer=optimizer,
+        rate=table.setting("learning_rate"),
+        remedy="bf16: true trains fp32 weights under autocast",
+    )
+
+
+def axolotl(table: Table) -> Recipe | None:
+    """A full fine-tuning of axolotl's on one GPU or under DDP. The command line may add DeepSpeed: likely, not certain."""
+    half = next(
+        (s for s in (table.setting("bf16"), table.setting("bfloat16")) if s and s.value in (True, "auto", "full")), None
+    )
+    mine = {"base_model", "micro_batch_size", "datasets", "sequence_len"} & table.entries.keys()
+    elsewhere = any(
+        table.filled(key) for key in ("adapter", "deepspeed", "fsdp", "fsdp_config", "lora_model_dir", "peft")
+    )
+    optimizer = table.setting("optimizer")
+    if half is None or "base_model" not in mine or len(mine) < 3 or elsewhere or optimizer is None:
+        return None
+    if not PLAIN.match(str(optimizer.value)) or table.filled("unfrozen_parameters"):
+        return None
+    return Recipe(
+        at=table.at,
+        when=(),
+        framework="axolotl",
+        weights=Setting(half.name, "bf16", half.at),
+        optimizer=optimizer,
+        rate=table.setting("learning_rate"),
+        remedy="deepspeed or fsdp_config keeps fp32 masters",
+        sure=False,
+    )
+
+
+def accelerate(table: Table) -> Recipe | None:
+    """accelerate's launcher with XLA's downcast: every float32 of the program, weights and optimizer state too, becomes bf16."""
+    downcast = table.setting("downcast_bf16")
+    if downcast is None or str(downcast.value).lower() not in ("yes", "true", "y", "on", "1"):
+        return None
+    if table.text("distributed_type") not in ("TPU", "XLA"):
+        return None
+    return Recipe(
+        at=table.at,
+        when=(),
+        framework="accelerate",
+        weights=Setting(downcast.name, "bf16", downcast.at),
+        remedy="mixed_precision: bf16 without the downcast keeps the weights in fp32",
+    )

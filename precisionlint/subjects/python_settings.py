@@ -1,0 +1,138 @@
+"""Settings in Python source that are configurations by another name: DeepSpeed's dicts, Megatron's arguments and config objects, FSDP's
+mixed precision, DDP's communication hooks.
+
+Each is read where it is written down; what the program does with it afterwards is not followed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from precisionlint.recipes import Recipe, Setting
+from precisionlint.subjects import File, deepspeed, megatron
+from precisionlint.subjects.tree import Table, constant, joined, of_python, tables
+
+POLICIES = ("MixedPrecision", "MixedPrecisionPolicy")
+MEGATRON_CONFIGS = ("DistributedDataParallelConfig", "MegatronMixedPrecision", "MixedPrecisionConfig")
+HOOK = re.compile(r"(?:fp16|bf16)_compress_(?:hook|wrapper)")
+MEGATRON_BF16 = re.compile(r"bf16[_-]mixed|bf16_with_\w+|\bbf16\s*=\s*True|params_dtype\s*=\s*torch\.bfloat16")
+MEGATRON_TRAINS = re.compile(r"OptimizerConfig|OptimizerModule|pretrain|finetune|get_megatron_optimizer")
+INFERENCE = re.compile(r"\bgenerate\b|\binference\b|\bdeploy")
+
+
+def read(file: File) -> Iterator[Recipe]:
+    """The recipes of a file, in its order.
+
+    Raises: UnreadableError.
+    """
+    pending: list[ast.AST] = [file.syntax]
+    while pending:
+        node = pending.pop()
+        inner = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Dict):
+            yield from _dict(file, node)
+            inner = [each for each in inner if not isinstance(each, ast.Dict)]
+        elif isinstance(node, (ast.List, ast.Tuple)):
+            yield from _arguments(file, node)
+        elif isinstance(node, ast.Call):
+            yield from _call(file, node)
+        elif isinstance(node, ast.Assign):
+            yield from _assignment(file, node)
+        pending.extend(reversed(inner))
+
+
+def _dict(file: File, node: ast.Dict) -> Iterator[Recipe]:
+    tree = of_python(file, node)
+    for table in tables(tree) if isinstance(tree, Table) else ():
+        yield from (recipe for recipe in (deepspeed.recipe(table), megatron.of_table(table)) if recipe is not None)
+
+
+def _arguments(file: File, node: ast.List | ast.Tuple) -> Iterator[Recipe]:
+    """A list of command-line words, ``["--bf16", "--main-grads-dtype", "bf16"]``."""
+    words = [(constant(item), item) for item in node.elts]
+    if not any(isinstance(word, str) and word.startswith("--") for word, _ in words):
+        return
+    found = []
+    for (word, item), (following, _) in zip(words, [*words[1:], (None, node)], strict=True):
+        if isinstance(word, str) and word.startswith("--"):
+            name, equals, value = word.partition("=")
+            other = following if isinstance(following, str) and not following.startswith("--") else True
+            found.append(Setting(name, value if equals else other, file.place(item)))
+    yield from megatron.of_arguments(found)
+
+
+def _call(file: File, node: ast.Call) -> Iterator[Recipe]:
+    name = _name(node.func)
+    if name in POLICIES:
+        for keyword in node.keywords:
+            if keyword.arg == "reduce_dtype":
+                setting = _setting(file, keyword)
+                if setting.half:
+                    yield Recipe(at=setting.at, when=(), framework="FSDP", reduces=setting)
+    elif name in MEGATRON_CONFIGS:
+        for keyword in node.keywords:
+            if keyword.arg == "grad_reduce_in_fp32" and constant(keyword.value) is False:
+                yield from _megatron(file, _setting(file, keyword))
+    elif name == "register_comm_hook":
+        yield from _hooks(file, [*node.args, *(keyword.value for keyword in node.keywords)], node)
+    else:
+        yield from _hooks(
+            file, [k.value for k in node.keywords if k.arg in ("ddp_comm_hook", "ddp_comm_wrapper")], node
+        )
+
+
+def _assignment(file: File, node: ast.Assign) -> Iterator[Recipe]:
+    (target, *others) = node.targets
+    if others or not isinstance(target, ast.Attribute) or target.attr != "grad_reduce_in_fp32":
+        return
+    if constant(node.value) is False:
+        at = joined(file.place(target), file.place(node.value))
+        yield from _megatron(file, Setting("grad_reduce_in_fp32", False, at))
+
+
+def _megatron(file: File, setting: Setting) -> Iterator[Recipe]:
+    """Megatron's gradients in the dtype of the weights, where the file shows that this is bf16 and that they are trained."""
+    if MEGATRON_BF16.search(file.text) and MEGATRON_TRAINS.search(file.text) and not INFERENCE.search(file.text):
+        sums = Setting(f"{setting.name}=False", "bf16", setting.at)
+        yield Recipe(at=setting.at, when=(), framework="Megatron", accumulates=sums)
+
+
+def _hooks(file: File, handed: list[ast.expr], call: ast.Call) -> Iterator[Recipe]:
+    """The compressing hooks among what a call is handed, by name or through a local variable."""
+    for value in handed:
+        for each in [value, *_assigned(file, value, call)]:
+            name = _name(each)
+            if HOOK.fullmatch(name):
+                yield Recipe(
+                    at=file.place(each), when=(), framework="DDP", reduces=Setting(name, name[:4], file.place(each))
+                )
+
+
+def _assigned(file: File, value: ast.expr, call: ast.Call) -> list[ast.expr]:
+    """What a local name holds at a call: the values assigned to it above, in the same function."""
+    if not isinstance(value, ast.Name):
+        return []
+    functions = (node for node in ast.walk(file.syntax) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    around = [f for f in functions if f.lineno <= call.lineno <= (f.end_lineno or f.lineno)]
+    scope: ast.AST = max(around, key=lambda f: f.lineno) if around else file.syntax
+    return [
+        node.value
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Assign)
+        and node.lineno < call.lineno
+        and any(isinstance(target, ast.Name) and target.id == value.id for target in node.targets)
+    ]
+
+
+def _setting(file: File, keyword: ast.keyword) -> Setting:
+    at = file.place(keyword.value)
+    start = file.column(keyword.lineno, keyword.col_offset)
+    whole = at if keyword.lineno != at.line else type(at)(at.path, at.line, start, at.end_line, at.end_column)
+    return Setting(keyword.arg or "", constant(keyword.value), whole)
+
+
+def _name(node: ast.expr) -> str:
+    """The last part of a dotted name."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
