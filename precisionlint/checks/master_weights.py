@@ -132,7 +132,7 @@ def lost_updates(took: Took, weights: Weights, optimizer: str, lr: float | None,
 def _half_weights_configured(recipe: Recipe) -> Iterator[Hit]:
     """A configuration that leaves trained weights without an fp32 copy."""
     weights, rate = recipe.weights, recipe.rate.number if recipe.rate is not None else None
-    if weights is None:
+    if weights is None or recipe.framework == "Lightning":
         return
     by = (
         f" steps {weights.half} weights"

@@ -119,8 +119,11 @@ def hf_half_load(state: Trained, event: Trains) -> Iterator[Any]:
         )
 
 
-@FAMILY.rule("lightning-true-precision", Step, Grads)
-def lightning_true_precision(state: Trained, event: Step | Grads) -> Iterator[Any]:
+@FAMILY.rule("lightning-true-precision", Step, Grads, Recipe)
+def lightning_true_precision(state: Trained, event: Step | Grads | Recipe) -> Iterator[Any]:
+    if isinstance(event, Recipe):
+        yield from true_precision_configured(event)
+        return
     if isinstance(event, Grads):
         yield from clipped_by_hand(state, event)
         return
@@ -140,6 +143,22 @@ def lightning_true_precision(state: Trained, event: Step | Grads) -> Iterator[An
                 (took.seen, own.seen, Seen(event.at, "trained here", event.when)),
                 unless=roots(own.weights),
             )
+
+
+def true_precision_configured(recipe: Recipe) -> Iterator[Hit]:
+    """The same in a configuration of Lightning's."""
+    weights, optimizer = recipe.weights, recipe.optimizer
+    if recipe.framework != "Lightning" or weights is None or optimizer is None:
+        return
+    name, lr = weights.half, recipe.rate.number if recipe.rate is not None else None
+    rate = f" at lr {lr:g}" if lr is not None else ""
+    yield Hit(
+        "lightning-true-precision",
+        weights.at,
+        f"this precision casts the weights to {name}, and {str(optimizer.value).rpartition('.')[2]}{rate} keeps no fp32 copy: an update "
+        f"smaller than half a {name} step rounds to nothing; {recipe.remedy}",
+        (Seen(optimizer.at, f"stepped by {optimizer.value}"),),
+    )
 
 
 def clipped_by_hand(state: Trained, event: Grads) -> Iterator[Hit]:

@@ -55,6 +55,7 @@ CONFIGURED = (
     b"base_model",
     b"pure_bf16",
     b"downcast_bf16",
+    b"16-true",
 )
 WRITTEN = (
     b"communication_data_type",

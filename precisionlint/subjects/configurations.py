@@ -14,6 +14,7 @@ FRAMEWORKS = (
     finetuning.torchtune,
     finetuning.llama_factory,
     finetuning.axolotl,
+    finetuning.lightning,
     finetuning.accelerate,
 )
 

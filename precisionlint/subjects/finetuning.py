@@ -1,4 +1,4 @@
-"""What the YAML of fine-tuning tools says about precision: torchtune, LLaMA-Factory, axolotl, and accelerate's launcher.
+"""What the YAML of fine-tuning tools says about precision: torchtune, LLaMA-Factory, axolotl, Lightning's CLI, and accelerate's launcher.
 
 Read in torchtune's recipes (``training.set_default_dtype(dtype)`` around the model), LLaMA-Factory's ``model/adapter.py`` (``pure_bf16``
 leaves trained weights in half), axolotl's ``utils/config/__init__.py`` (``bf16`` loads the model in bf16; DeepSpeed and FSDP make fp32
@@ -11,13 +11,21 @@ from __future__ import annotations
 import re
 
 from precisionlint.recipes import Recipe, Setting
-from precisionlint.subjects.tree import Table
+from precisionlint.subjects.tree import Table, tables
 
 ADAPTER = re.compile(r"(?:^|[._])(?:q?lora|dora)(?:$|[._])")
 PLAIN = re.compile(
     r"(?:torch\.optim|bitsandbytes\.optim|torchao\.optim|torchao\.prototype\.low_bit_optim)\.|(?:paged_)?(?:adamw|lion|ademamix)(?:_|$)|sgd$|adafactor$"
 )
 """Optimizers that are known to add an update to the weights as they are. Others may have masters or make up for the rounding."""
+TRUE_PRECISION = {"bf16-true": "bf16", "16-true": "fp16"}
+OPTIMIZERS = tuple(
+    f"{above}{key}"
+    for above in ("optimizer.", "model.optimizer.", "model.init_args.optimizer.", "model.optim.")
+    for key in ("class_path", "_target_")
+)
+PART = re.compile(r"freeze|frozen|lora|adapter|peft|quantize", re.IGNORECASE)
+"""A key that says so where only a part of the weights is trained."""
 
 
 def torchtune(table: Table) -> Recipe | None:
@@ -85,6 +93,33 @@ def axolotl(table: Table) -> Recipe | None:
         remedy="deepspeed or fsdp_config keeps fp32 masters",
         sure=False,
     )
+
+
+def lightning(table: Table) -> Recipe | None:
+    """Lightning's true precision over a plain optimizer: LightningCLI and Hydra (``trainer.precision``), and litgpt (``precision``)."""
+    precision = table.setting("trainer.precision") or table.setting("precision")
+    dtype = TRUE_PRECISION.get(str(precision.value)) if precision is not None else None
+    where = next((path for path in OPTIMIZERS if table.text(path)), None)
+    if precision is None or dtype is None or where is None:
+        return None
+    optimizer = table.setting(where)
+    if optimizer is None or not PLAIN.match(str(optimizer.value)) or any(map(_trains_a_part, tables(table))):
+        return None
+    above = where.rpartition(".")[0]
+    return Recipe(
+        at=table.at,
+        when=(),
+        framework="Lightning",
+        weights=Setting(precision.name, dtype, precision.at),
+        optimizer=optimizer,
+        rate=table.setting(f"{above}.lr") or table.setting(f"{above}.init_args.lr"),
+        remedy=f'"{str(precision.value).replace("true", "mixed")}" keeps them',
+    )
+
+
+def _trains_a_part(table: Table) -> bool:
+    """Whether a table speaks of weights that are frozen, or of adapters beside them."""
+    return any(PART.search(key) and table.filled(key) for key in table.entries)
 
 
 def accelerate(table: Table) -> Recipe | None:
