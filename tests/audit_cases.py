@@ -22,8 +22,8 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = x + torch.relu(layer(x))
-        return self.head(self.norm(x))
+            x = x + torch.relu(layer(x))  # <- a layer
+        return self.head(self.norm(x))  # <- the head
 
 
 def net(dtype: torch.dtype = torch.float32, **sizes: int) -> Net:

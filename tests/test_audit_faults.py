@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from audit_cases import batch, faults, marked, net
+from audit_cases import Net, batch, faults, marked, net
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
@@ -168,6 +168,76 @@ def test_unscaling_each_micro_batch_raises_and_is_told_before_it_does():
     assert faults(audit.report) == [("double-unscale", marked(step))]
 
 
+def penalty(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+    return sum((each.pow(2).sum() for each in gradients), torch.zeros(())).sqrt()  # <-
+
+
+@pytest.mark.parametrize("unscaled", ["never", "before", "after", "in place"])
+def test_a_penalty_of_gradients_that_autograd_grad_gave_out_with_the_scale_still_in_them(unscaled: str):
+    trainer = Trainer(dtype=torch.float16)
+    weights = list(trainer.model.parameters())
+
+    def step() -> None:
+        trainer.optimizer.zero_grad()
+        loss = trainer.forward()
+        scaled, graph = trainer.scaler.scale(loss), unscaled != "in place"
+        gradients = torch.autograd.grad(scaled, weights, retain_graph=True, create_graph=graph)
+        if unscaled == "before":
+            gradients = tuple(each / trainer.scaler.get_scale() for each in gradients)
+        if unscaled == "in place":
+            torch._foreach_mul_(gradients, 1.0 / 65536.0)
+        norm = penalty(gradients)
+        if unscaled == "after":
+            norm = norm / trainer.scaler.get_scale()
+        trainer.scaler.scale(loss + 0.1 * norm).backward()
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+
+    expected = [("scaled-gradients-read", marked(penalty))] if unscaled == "never" else []
+    assert faults(audited(trainer, step)) == expected
+
+
+def test_a_clip_in_a_hook_of_the_optimizer_is_seen_before_the_unscale():
+    trainer = Trainer(dtype=torch.float16)
+
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        clip_grad_norm_(trainer.model.parameters(), 1.0)  # <-
+
+    def step(unscale: bool) -> None:
+        trainer.optimizer.zero_grad()
+        trainer.scaler.scale(trainer.forward()).backward()
+        if unscale:
+            trainer.scaler.unscale_(trainer.optimizer)
+        else:
+            hook(trainer.optimizer, (), {})
+        trainer.scaler.step(trainer.optimizer)
+        trainer.scaler.update()
+
+    assert faults(audited(trainer, lambda: step(False))) == [("clip-before-unscale", marked(hook))]
+    trainer.optimizer.register_step_pre_hook(hook)  # a scaler unscales before it steps: the hook comes after
+    report = audited(trainer, lambda: step(True))
+    assert faults(report) == []
+
+
+def test_an_optimizer_that_steps_within_the_backward_belongs_to_the_optimizer_and_to_no_clip():
+    model = net()
+    optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in model.parameters()}
+
+    def step_of(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    handles = [each.register_post_accumulate_grad_hook(step_of) for each in model.parameters()]
+    x, y = batch()
+    with precisionlint.audit(model, optimizers.values()) as audit:
+        functional.cross_entropy(model(x), y).backward()
+    for handle in handles:
+        handle.remove()
+    assert audit.report.steps == len(optimizers)
+    assert {op.phase for op in audit.report.ops} == {"forward", "backward", "optimizer"}
+    assert faults(audit.report) == []
+
+
 # -- regions
 
 
@@ -187,6 +257,10 @@ def test_one_region_around_two_steps_uses_weights_that_have_changed():
     report = audited(trainer, two_steps)
     found = [finding for finding in report.findings if finding.rule == "autocast-around-training-loop"]
     assert found and {finding.severity for finding in found} == {"error"}
+    assert {finding.place.line for finding in found} == {
+        marked(Net.forward, "<- a layer"),
+        marked(Net.forward, "<- the head"),
+    }
     assert "half copy of a weight that an optimizer has changed since" in found[0].message
 
 

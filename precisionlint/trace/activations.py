@@ -39,7 +39,7 @@ class Activations:
         for node in sorted(_nodes(outputs), key=lambda node: node._sequence_nr()):  # as the forward made them
             for tensor in self._saved(node):
                 number = storage_number(tensor)
-                if number in seen or _is_weight(tensor):
+                if not number or number in seen or _is_weight(tensor):
                     continue
                 seen.add(number)
                 size = tensor.untyped_storage().nbytes()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad
 
-from precisionlint.events import Event, Grads, ZeroGrad
+from precisionlint.events import Event, Grads, Named, ZeroGrad
 from precisionlint.trace.places import frames, here
 from precisionlint.trace.position import Phase
 from precisionlint.trace.registry import Registry, local, storage_number
@@ -33,6 +33,8 @@ CLIPS = {
 """Code of torch's clip functions -> (name, the argument that is the threshold; none: it only measures)."""
 NORMS = frozenset({"linalg_vector_norm", "norm", "_foreach_norm", "linalg_norm", "std", "var", "histc"})
 """Ops whose result tells how large gradients are."""
+POWERS = frozenset({"pow", "square"})
+"""With those, what a penalty takes of gradients that it was given."""
 SCALINGS = frozenset({"mul_", "div_", "_foreach_mul_", "_foreach_div_"})
 CLAMPS = frozenset({"clamp_", "clamp_min_", "clamp_max_", "_foreach_clamp_min_", "_foreach_clamp_max_"})
 ZEROS = frozenset({"zero_", "_foreach_zero_"})
@@ -55,13 +57,29 @@ class Gradients:
         """The readings of gradient norms since the last step."""
         self._clipped = False
         self._storages: dict[int, torch.Tensor] = {}
+        self._taken: dict[int, tuple[torch.Tensor, Named]] = {}
+        """Storage of a gradient that ``torch.autograd.grad`` gave out -> it, and whose scale it carries."""
+        self._read: list[Event] = []
+        """The readings of those since the last step."""
 
     def changed(self) -> None:
         """Other tensors may be gradients from here on."""
         self._storages.clear()
 
+    def take(self, gradients: Iterable[Any], scaler: Named) -> None:
+        """``torch.autograd.grad`` gave out gradients of a scaled loss."""
+        self._taken.update((storage_number(local(each)), (each, scaler)) for each in tensors(gradients))
+
+    def scale_read(self) -> None:
+        """The program asked for the scale: what it read of scaled gradients may be divided by it."""
+        self.scale_was_read = True
+        self.timeline.events = [each for each in self.timeline.events if not any(each is other for other in self._read)]
+        self._read = []
+
     def stepped(self) -> None:
         """A step has used them."""
+        self._taken.clear()
+        self._read = []
         self._clip = None
         self._normed = []
         self._clipped = self.tested = self.scale_was_read = False
@@ -77,6 +95,8 @@ class Gradients:
         name = func._overloadpacket.__name__
         if name == "_local_scalar_dense":
             self.tested = True
+        if self._taken and (name in NORMS or name in POWERS or name in SCALINGS):
+            self._penalised(name, args)
         if name not in NORMS and name not in SCALINGS and name not in CLAMPS and name not in ZEROS:
             return "clip" if self._clip is not None and self._clip_frame() is self._clip else None
         if not self._storages:
@@ -94,6 +114,14 @@ class Gradients:
                 self._emit_clip(frame, weights)
             return "clip"
         return self._by_hand(name, args, weights)
+
+    def _penalised(self, name: str, args: tuple[Any, ...]) -> None:
+        """A gradient that was given out is read, or scaled in place."""
+        for each in tensors(args[:1]):
+            found = self._taken.pop(storage_number(local(each)), None)
+            if found is not None and name not in SCALINGS and not self.scale_was_read:
+                self._grads(Grads(here(), (), None, "read", f"'{name}'", "scale", found[1]))
+                self._read.append(self.timeline.events[-1])
 
     def _clip_frame(self) -> FrameType | None:
         """The outermost of torch's own clip functions that is running."""

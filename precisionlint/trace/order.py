@@ -259,7 +259,7 @@ class Order:
 
     def _get_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def get_scale(scaler: Any) -> Any:
-            self.gradients.scale_was_read = True
+            self.gradients.scale_read()
             return original(scaler)
 
         return get_scale
@@ -288,28 +288,33 @@ class Order:
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _engine_run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            position = self.position
+            position, accumulates = self.position, bool(kwargs.get("accumulate_grad"))
+            scale, scaled_at = None, None
             if torch._C._current_autograd_node() is None:
                 self.before_backward(outputs)
-                if kwargs.get("accumulate_grad"):
-                    self._before_backward(outputs)
+                scale, scaled_at = self._scale_of(outputs)
+                if accumulates:
+                    self._before_backward(scale, scaled_at)
             position.bases.append(len(position.modules))
             section, position.section = position.section, ""
             try:
-                return original(outputs, *args, **kwargs)
+                taken = original(outputs, *args, **kwargs)
+                if not accumulates and scale is not None and scale.value is not None:
+                    self.gradients.take(taken, scale.value)
+                    position.taken = True
+                return taken
             finally:
                 position.bases.pop()
                 position.section = section
-                if kwargs.get("accumulate_grad"):
+                if accumulates:
                     position.gradients = True
                     self.gradients.changed()
 
         return _engine_run_backward
 
-    def _before_backward(self, outputs: Iterable[Any]) -> None:
+    def _before_backward(self, scale: Known[Named | None], scaled_at: Any) -> None:
         if self.position.gradients and not self.gradients.stand():
             self.timeline.emit(ZeroGrad(None, (), None, None))  # set to None without any call
-        scale, scaled_at = self._scale_of(outputs)
         self.timeline.emit(Backward(here(), (), scale, self._loss_region(), self.position.region, scaled_at))
 
     def _scale_of(self, outputs: Iterable[Any]) -> tuple[Known[Named | None], Any]:
@@ -415,6 +420,7 @@ class Order:
         self.position.last_region = None
         self._scaled.clear()
         self.gradients.stepped()
+        self.position.taken = False
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, frame: FrameType | None = None) -> Named:
         named, new = self.registry.optimizer(optimizer, frame or users_frame(sys._getframe(1)))

@@ -36,6 +36,9 @@ class Position:
     gradients: bool = False
     """Whether gradients may stand that no step has used yet."""
 
+    taken: bool = False
+    """Whether ``torch.autograd.grad`` gave out scaled gradients since the last step."""
+
     @property
     def region(self) -> Region | None:
         """The autocast region in force."""

@@ -152,15 +152,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = torch._C._current_autograd_node()
         if number in self._collectives:
             phase, origin = "collective", self._walk(sys._getframe(1))
+        elif position.section:  # also of an optimizer that steps in a hook of the backward
+            phase, origin = position.section, self._walk(sys._getframe(1))
         elif node is None:
             origin = self._walk(sys._getframe(1))
-            if position.section:
-                phase = position.section
-            elif position.modules:
+            if position.modules:
                 phase = "forward"
             else:
                 phase = "forward" if torch.is_grad_enabled() else "other"
-                if position.gradients:
+                if position.gradients or position.taken:
                     phase = self.on_gradients(func, args, kwargs or {}) or phase
         elif len(position.modules) > position.bases[-1]:
             phase, origin = "recompute", self._walk(sys._getframe(1))
