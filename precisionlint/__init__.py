@@ -1,18 +1,20 @@
 """Finds precision faults in mixed-precision and FP8 training code; importing it loads nothing but its version.
 
-``precisionlint.check`` and ``precisionlint.audit`` are functions, so no modules of the package may have those names:
+``precisionlint.check``, ``precisionlint.audit`` and ``precisionlint.contract`` are functions, so no modules of the package may have those names:
 importing them would replace the functions.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from precisionlint.findings import Report, Severity
     from precisionlint.trace.window import Audit
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 __version__ = "0.1.0"
 
@@ -85,3 +87,16 @@ def audit(
     from precisionlint.trace.window import Audit
 
     return Audit(model, optimizer, scaler, name=name, values=values)
+
+
+def contract(name: str, **options: str | float) -> Callable[[F], F]:
+    """Puts a contract beside the launcher of a Triton kernel: ``@precisionlint.contract("quantize_1x128", floor=1e-10)``.
+
+    The launcher stays as it is. ``precisionlint verify MODULE`` holds every launcher of a module against what it declares,
+    ``precisionlint.testing.assert_keeps_contract`` does so in a test. ``precisionlint verify --contracts`` lists the
+    contracts, the form of their launchers and their options; an underscore in an option's name stands for a hyphen. A name
+    that is not there is told when the launcher is verified.
+    """
+    from precisionlint.kernels.launchers import declare
+
+    return declare(name, options)

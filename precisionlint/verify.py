@@ -53,15 +53,18 @@ def verify(
     modes: Sequence[Mode] = DEFAULT_MODES,
     targets: Sequence[str] = ("sm_90",),
     kernels: Sequence[str] | None = None,
+    deep: bool = False,
     progress: Progress | None = None,
 ) -> Verification:
-    """Holds a launcher (MODULE:LAUNCHER or FILE.py:LAUNCHER) against a contract, or the bundled kernels against theirs.
+    """Holds a launcher against a contract, all launchers of a module against those that they declare, or the bundled ones.
 
-    `options` are the contract's, by name; `targets` are those of the mode 'compile' (TARGETS); `kernels` limits a run
-    of the bundled ones to these names. A launcher that cannot be loaded, an unknown contract or option, and a worker
-    that dies are errors of the result; nothing raises.
+    `launcher` is MODULE:LAUNCHER, FILE.py:LAUNCHER, MODULE or FILE.py; without `contract`, what `precisionlint.contract`
+    declared counts. `options` are the contract's, by name, and stand above declared ones; `targets` are those of the mode
+    'compile' (TARGETS); `kernels` limits a run of the bundled ones to these names; `deep` draws inputs by hypothesis as
+    well. A launcher that cannot be loaded, an unknown contract or option, and a worker that dies are errors of the
+    result; nothing raises.
     """
-    if missing := _missing():
+    if missing := _missing(deep):
         return Verification((), (), (missing,))
     outcomes: list[Outcome] = []
     errors: list[str] = []
@@ -76,6 +79,8 @@ def verify(
             "kernels": None if kernels is None else list(kernels),
             "faults": False,
             "targets": list(targets),
+            "deep": deep,
+            "path": sys.path if launcher is not None else None,
         }
         for message in _answers(request):
             if "case" in message and progress is not None:
@@ -87,6 +92,8 @@ def verify(
             elif "error" in message and message["error"] not in errors:
                 errors.append(message["error"])
         unchecked += NOT_LOOKED_AT[mode]
+    if not deep and "interpret" in modes:
+        unchecked.append("inputs beyond the fixed corpus: --deep draws more")
     unchecked += [f"no launcher ran in the mode {mode}" for mode in MODES if mode not in modes]
     unchecked.append("nothing ran on a GPU: neither its arithmetic nor its speed was looked at")
     return Verification(tuple(outcomes), tuple(unchecked), tuple(errors), tuple(compiled))
@@ -112,8 +119,9 @@ def prove(*, kernels: Sequence[str] | None = None, progress: Progress | None = N
     return Proofs(tuple(proofs), tuple(errors))
 
 
-def _missing() -> str:
-    missing = [name for name in ("torch", "triton") if find_spec(name) is None]
+def _missing(deep: bool = False) -> str:
+    needed = ("torch", "triton", "hypothesis") if deep else ("torch", "triton")
+    missing = [name for name in needed if find_spec(name) is None]
     return f"verify needs {' and '.join(missing)}: pip install 'precisionlint[verify]'" if missing else ""
 
 

@@ -13,8 +13,8 @@ import pytest
 from precisionlint import cli
 from precisionlint.kernels import contracts
 from precisionlint.kernels.contracts import ContractError
+from precisionlint.kernels.launchers import LauncherError, load
 from precisionlint.kernels.outcome import Compiled, Evidence, Multiplication, Outcome, Tried, Verification, Violation
-from precisionlint.kernels.worker import LauncherError, load
 from precisionlint.report import verified
 from precisionlint.verify import prove, verify
 
@@ -118,7 +118,7 @@ def test_a_launcher_of_another_form_is_told_what_is_expected(kernels: Path) -> N
 @pytest.mark.parametrize(
     ("launcher", "said"),
     [
-        ("{}:absent", "AttributeError"),
+        ("{}:absent", "has no 'absent'"),
         ("no_such_module:launch", "No module named 'no_such_module'"),
         ("{}:kernel", "is a Triton kernel; a launcher is a Python function of tensors"),
         ("{}:not_a_function", "is no function"),
@@ -184,7 +184,6 @@ def test_the_command_verifies_a_module_of_the_working_directory(kernels: Path) -
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["m:launch"],
         ["--contract", "quantize_1x128"],
         ["--option", "floor=0"],
         ["m", "--contract", "quantize_1x128"],
@@ -202,6 +201,82 @@ def test_options_that_make_no_sense_together_are_wrong_usage(
         code = exit_.code
     assert code == 2
     assert capsys.readouterr().err
+
+
+DECLARED = LAUNCHER.replace(
+    "def launch(x):", '@precisionlint.contract("quantize_1x128", floor=1e-10)\ndef launch(x):'
+).replace("import torch", "import precisionlint, torch", 1)
+
+
+def test_a_module_is_held_against_the_contracts_that_it_declares(tmp_path: Path) -> None:
+    path = tmp_path / "declared.py"
+    path.write_text(DECLARED, encoding="utf-8")
+    for spec in (str(path), f"{path}:launch"):
+        (outcome,) = interpreted(spec).outcomes
+        assert (outcome.contract, outcome.sound) == ("quantize_1x128", True)
+    assert "declares no contract" in interpreted(f"{path}:careless").errors[0]
+
+
+def test_a_module_without_declared_contracts_is_an_error(kernels: Path) -> None:
+    verification = interpreted(str(kernels))
+    assert verification.exit_code == 2
+    assert "@precisionlint.contract(NAME)" in verification.errors[0]
+
+
+def test_a_launcher_that_takes_something_else_is_told_the_form_with_an_example(kernels: Path) -> None:
+    verification = interpreted(f"{kernels}:launch", contract="gemm_tensor")
+    assert verification.exit_code == 2
+    (error,) = verification.errors
+    assert "launch(x) cannot be called with 4 tensors" in error
+    assert "launch(a, a_scales, b, b_scales) -> c: a (M, K)" in error
+    assert "For example: def launch(a, a_scales, b, b_scales):" in error
+    assert "\n" not in error
+
+
+def test_a_test_of_ones_own_holds_a_launcher_against_its_contract(tmp_path: Path) -> None:
+    (tmp_path / "declared.py").write_text(DECLARED, encoding="utf-8")
+    test = """
+import pytest, declared
+from precisionlint.testing import assert_keeps_contract
+
+def test_kept():
+    assert_keeps_contract(declared.launch, modes=("interpret",))
+
+def test_broken():
+    with pytest.raises(AssertionError, match="off by 0.01 of the scale"):
+        assert_keeps_contract(declared.careless, "quantize_1x128", options={"floor": "1e-10"}, modes=("interpret",))
+
+def test_nameless():
+    with pytest.raises(AssertionError, match="no function of a module"):
+        assert_keeps_contract(lambda x: x, "cast")
+"""
+    path = tmp_path / "test_own.py"
+    path.write_text(test, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout
+
+
+RARE = """
+def rare(x):
+    codes, scales = launch(x)
+    if x.shape[1] > 37 and x.stride(0) == 1 and x.dtype == torch.bfloat16:
+        codes.view(torch.uint8)[0, 37] ^= 1
+    return codes, scales
+"""
+
+
+def test_a_drawn_input_that_breaks_a_contract_is_made_small(tmp_path: Path) -> None:
+    path = tmp_path / "rare.py"
+    path.write_text(LAUNCHER + RARE, encoding="utf-8")
+    given = {"contract": "quantize_1x128", "options": {"floor": "1e-10", "nonfinite": "unspecified"}}
+    assert interpreted(f"{path}:rare", **given).exit_code == 0
+    verification = interpreted(f"{path}:rare", **given, deep=True)
+    broken = [tried for tried in verification.outcomes[0].tried if tried.violations]
+    assert [tried.case for tried in broken] == ["drawn: 2x38 bfloat16 transposed, seed 0, sizes 2^0"]
+    (kept,) = interpreted(f"{path}:launch", **given, deep=True).outcomes
+    assert kept.sound
+    assert kept.tried[-1].case == "100 drawn inputs"
 
 
 def test_the_contracts_are_listed_with_their_launchers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,11 +18,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     verify.add_argument(
         "launcher",
-        metavar="MODULE:LAUNCHER",
+        metavar="MODULE[:LAUNCHER]",
         nargs="?",
-        help="a function of tensors that launches a kernel (default: the bundled kernels)",
+        help="a function of tensors that launches a kernel, or a module or file with functions that declare their "
+        "contracts (default: the bundled kernels)",
     )
-    verify.add_argument("--contract", metavar="NAME", help="what the launcher promises, such as quantize_1x128")
+    verify.add_argument(
+        "--contract",
+        metavar="NAME",
+        help="what the launcher promises, such as quantize_1x128 (default: what it declares)",
+    )
     verify.add_argument(
         "--option",
         metavar="NAME=VALUE",
@@ -43,6 +48,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=_target,
         action="append",
         help="what to compile for: sm_89, sm_90, sm_100, sm_120, gfx942, gfx950 (default: sm_90)",
+    )
+    verify.add_argument(
+        "--deep",
+        action="store_true",
+        help="draw inputs by hypothesis as well, and shrink one that breaks a contract",
     )
     verify.add_argument(
         "--faults", action="store_true", help="verify the verifier: kernels with planted faults, which it must catch"
@@ -81,11 +91,11 @@ def run(options: argparse.Namespace) -> Outcome:
             complain(error)
         as_json = options.format == "json"
         return Outcome(proofs.exit_code, [verified.dumps(proofs)] if as_json else verified.render_proofs(proofs))
-    if (options.launcher is None) != (options.contract is None):
-        raise UsageError("a launcher needs --contract, and --contract a launcher; `verify --contracts` lists them")
+    if options.contract is not None and options.launcher is None:
+        raise UsageError("--contract needs a launcher, such as my_kernels:launch")
     if options.option and options.launcher is None:
         raise UsageError("--option belongs to a launcher's contract; the bundled kernels declare their own")
-    if options.launcher is not None and ":" not in options.launcher:
+    if options.contract is not None and ":" not in options.launcher:
         raise UsageError(f"'{options.launcher}' is not MODULE:LAUNCHER, such as my_kernels:launch or kernels.py:launch")
     verification = verify(
         options.launcher,
@@ -93,6 +103,7 @@ def run(options: argparse.Namespace) -> Outcome:
         options=dict(options.option),
         modes=options.mode or DEFAULT_MODES,
         targets=options.target or ["sm_90"],
+        deep=options.deep,
         progress=progress,
     )
     for error in verification.errors:

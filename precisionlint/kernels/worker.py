@@ -7,24 +7,17 @@ error.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from pathlib import Path
-from types import ModuleType
 from typing import Any, TextIO
 
+from precisionlint.kernels.launchers import LauncherError, check_form, declared, find
 from precisionlint.kernels.outcome import Outcome, Proof, Tried
-
-
-class LauncherError(Exception):
-    """A launcher cannot be loaded; the text is one line that says why."""
 
 
 def main() -> int:
@@ -33,6 +26,7 @@ def main() -> int:
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")  # about a default of triton's next version
     warnings.filterwarnings("ignore", message="All-NaN slice")  # the interpreter's own way to a maximum without NaN
     request = json.load(sys.stdin)
+    sys.path[:] = request.get("path") or sys.path
     if request["mode"] == "interpret":
         os.environ["TRITON_INTERPRET"] = "1"
     try:
@@ -71,8 +65,20 @@ def _subjects(request: dict[str, Any]) -> Iterator[Any]:
     if request["launcher"] is None:
         wanted = request["kernels"]
         yield from (subject for subject in subjects() if wanted is None or subject.name in wanted)
-    else:
-        yield Subject(request["launcher"], load(request["launcher"]), request["contract"], request["options"])
+        return
+    for name, launch in find(request["launcher"]):
+        if request["contract"] is not None:
+            yield Subject(name, launch, request["contract"], request["options"])
+            continue
+        promises = declared(launch)
+        if not promises:
+            raise LauncherError(
+                f"{name} declares no contract: pass --contract NAME, or put @precisionlint.contract(NAME) on it; "
+                "`precisionlint verify --contracts` lists them"
+            )
+        for promise in promises:
+            own = name if len(promises) == 1 else f"{name} ({promise.contract})"
+            yield Subject(own, launch, promise.contract, {**promise.options, **request["options"]})
 
 
 def _one(subject: Any, request: dict[str, Any], answers: TextIO) -> None:
@@ -84,6 +90,7 @@ def _one(subject: Any, request: dict[str, Any], answers: TextIO) -> None:
     options = contract.resolve(subject.options)
     tried: list[Tried] = []
     refused = ""
+    check_form(subject.name, subject.launch, next(contract.cases(options)).make(), contract.form, contract.example)
     for case in contract.cases(options):
         _say(answers, {"kernel": subject.name, "case": case.name})
         try:
@@ -91,6 +98,14 @@ def _one(subject: Any, request: dict[str, Any], answers: TextIO) -> None:
         except RefusedError as error:
             refused = str(error)
             break
+    if request["deep"] and not refused:
+        from precisionlint.kernels.deep import search
+
+        tried.append(
+            search(
+                subject.launch, contract, options, lambda case: _say(answers, {"kernel": subject.name, "case": case})
+            )
+        )
     path, line = place_of(subject.launch)
     outcome = Outcome(subject.name, contract.name, request["mode"], path, line, tuple(tried), refused)
     _say(answers, {"outcome": asdict(outcome)})
@@ -101,9 +116,10 @@ def _compile(subject: Any, request: dict[str, Any], answers: TextIO) -> None:
     from precisionlint.kernels.compiled import compile_for, launches
 
     contract = contracts.find(subject.contract)
-    case = next(contract.cases(contract.resolve(subject.options)))
+    inputs = next(contract.cases(contract.resolve(subject.options))).make()
+    check_form(subject.name, subject.launch, inputs, contract.form, contract.example)
     try:
-        caught = launches(subject.launch, case.make())
+        caught = launches(subject.launch, inputs)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
         _say(answers, {"error": f"{subject.name}: raised before it launched a kernel: {text}"})
@@ -134,37 +150,6 @@ def _prove(names: list[str] | None, answers: TextIO) -> None:
         seconds = sum(each.seconds for each in tried)
         proof = Proof(kernel.name, contract.name, kernel.fault, caught, len(tried), seconds)
         _say(answers, {"proof": asdict(proof)})
-
-
-def load(spec: str) -> Callable[..., Any]:
-    """The function that MODULE:LAUNCHER or FILE.py:LAUNCHER names; raises LauncherError."""
-    place, _, name = spec.rpartition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except Exception as error:
-        raise LauncherError(f"cannot load {spec}: {type(error).__name__}: {error}") from error
-    if not callable(found) or hasattr(found, "arg_names"):
-        kind = "a Triton kernel" if hasattr(found, "arg_names") else "no function"
-        raise LauncherError(
-            f"{spec} is {kind}; a launcher is a Python function of tensors that allocates the outputs, "
-            "launches the kernel and returns them"
-        )
-    function: Callable[..., Any] = found
-    return function
-
-
-def _file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.resolve().parent))
-    spec.loader.exec_module(module)
-    return module
 
 
 def _say(answers: TextIO, message: dict[str, Any]) -> None:
