@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from precisionlint.findings import Finding, Place
+from precisionlint.findings import Finding, Place, Suppressed
 
 SCHEMA = 1
 
@@ -151,6 +151,8 @@ class AuditReport:
     steps: int
     complete: bool
     error: str = ""
+    suppressed: tuple[Suppressed, ...] = ()
+    """What was measured and does not count, since a comment says so."""
 
     @property
     def ok(self) -> bool:

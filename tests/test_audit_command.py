@@ -338,6 +338,44 @@ def test_a_wrong_policy_table_is_told_before_the_script_runs(audit: Audit, tmp_p
     assert "ran\n" not in ran.err
 
 
+def test_a_comment_silences_a_measured_finding_as_it_does_a_read_one_and_its_reason_is_told(audit: Audit):
+    comment = "  # precisionlint: ignore[clip-before-unscale] measured on purpose"
+    source = TRAINER.replace("model.parameters(), 1.0)", f"model.parameters(), 1.0){comment}")
+    ran = audit(source, "--fp16", options=JSON)
+    assert (ran.code, ran.json["report"]["findings"], ran.json["read"]) == (0, [], [])
+    assert [(each["rule"], each["reason"]) for each in ran.json["report"]["suppressed"]] == [
+        ("clip-before-unscale", "measured on purpose")
+    ]
+    text = audit(source, "--fp16").out
+    assert f"train.py:{CLIP_LINE}:5: comment: clip-before-unscale: measured on purpose" in text
+
+
+@pytest.mark.parametrize(
+    ("table", "code", "severities"),
+    [
+        ('ignore = ["clip-before-unscale"]', 0, []),
+        ('select = ["autocast"]', 0, []),
+        ('[tool.precisionlint.per-file-ignores]\n"train.py" = ["loss-scaling"]', 0, []),
+        ('[tool.precisionlint.severity]\nclip-before-unscale = "info"', 0, ["info"]),
+        ("", 1, ["error"]),
+    ],
+)
+def test_measured_findings_follow_the_projects_settings(
+    audit: Audit, tmp_path: Path, table: str, code: int, severities: list[str]
+):
+    (tmp_path / "pyproject.toml").write_text(f"[tool.precisionlint]\n{table}\n")
+    ran = audit(TRAINER, "--fp16", options=JSON)
+    assert [each["severity"] for each in ran.json["report"]["findings"]] == severities
+    assert ran.code == code
+
+
+def test_settings_that_cannot_be_used_are_told_before_the_script_runs(audit: Audit, tmp_path: Path):
+    (tmp_path / "pyproject.toml").write_text("[tool.precisionlint]\nnonsense = 1\n")
+    ran = audit("print('ran')\n")
+    assert ran.code == 2 and "pyproject.toml:2" in ran.err and "nonsense" in ran.err
+    assert "ran\n" not in ran.err
+
+
 def test_a_script_leaves_nothing_behind(audit: Audit):
     before = sys.argv, sys.path[:], sys.modules["__main__"], torch.nn.Module.__call__, torch.optim.Optimizer.__init__
     assert audit(TRAINER, "--fp16").code == 1

@@ -4,11 +4,12 @@ from dataclasses import asdict
 from typing import Any
 
 from precisionlint.audit_report import SCHEMA, AuditReport
-from precisionlint.report.json import finding_dict
+from precisionlint.report.json import finding_dict, suppressed_dict
 
 
 def to_dict(report: AuditReport) -> dict[str, Any]:
     """The report as dicts, lists, strings and numbers."""
     fields = asdict(report)
     fields["findings"] = [finding_dict(finding) for finding in report.findings]
+    fields["suppressed"] = [suppressed_dict(each) for each in report.suppressed]
     return {"schema": SCHEMA, "ok": report.ok, **fields}

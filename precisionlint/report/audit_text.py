@@ -14,7 +14,7 @@ from functools import cache
 from precisionlint.audit_report import AuditReport, CastRecord, OpRecord, Station
 from precisionlint.findings import SEVERITIES, Place
 from precisionlint.report.excerpt import lines, shown
-from precisionlint.report.text import counted, finding_lines, paint
+from precisionlint.report.text import counted, finding_lines, paint, suppressed_line
 
 PHASES = ("forward", "recompute", "backward", "unscale", "clip", "optimizer", "update", "collective", "other")
 LIMIT = 8
@@ -39,6 +39,9 @@ def render(report: AuditReport, *, color: bool = False, all: bool = False) -> It
     for finding in report.findings:
         yield ""
         yield from finding_lines(finding, source(finding.place.path), color)
+    if report.suppressed:
+        yield ""
+        yield from (suppressed_line(each, color) for each in report.suppressed)
     yield from _section("order", _order(report.order), color)
     yield from _section("ops (input -> accumulation -> output)", _every(report) if all else _groups(report), color)
     yield from _section("casts", _casts(report, all), color)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -18,8 +19,10 @@ from torch import nn
 
 from precisionlint import catalogue, policy
 from precisionlint.audit_report import AuditReport
+from precisionlint.errors import InputError
 from precisionlint.events import Closed, Region
 from precisionlint.findings import Place
+from precisionlint.measured import settled
 from precisionlint.trace import flops, ranks, recorder, settings
 from precisionlint.trace.activations import Activations
 from precisionlint.trace.casts import Casts
@@ -207,4 +210,11 @@ class Audit:
             complete=self.complete,
             error="" if error is None else f"{type(error).__name__}: {error}",
         )
-        self._report = report if self._ranks is None else self._ranks.exchange(report, self._place)
+        if self._ranks is not None:
+            report = self._ranks.exchange(report, self._place)
+        try:
+            findings, suppressed = settled(report.findings)
+            self._report = replace(report, findings=findings, suppressed=suppressed)
+        except InputError as error:
+            note = f"the project's settings were not applied: {error}"
+            self._report = replace(report, notes=(*report.notes, note))
