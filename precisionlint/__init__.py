@@ -35,6 +35,8 @@ def check(
     config: str | None = None,
     isolated: bool = False,
     markdown: bool = False,
+    jobs: int | None = 1,
+    cache: bool = False,
     texts: Mapping[str, str | bytes] | None = None,
 ) -> Report:
     """Reads files and folders as ``precisionlint check`` does and returns what it found.
@@ -42,7 +44,8 @@ def check(
     The settings are those of ``[tool.precisionlint]`` nearest to each file, or of the file ``config``, or none (``isolated``);
     what is given here stands above them: ``select``, ``extend_select`` and ``ignore`` hold names of rules or families, or
     ``all``; ``assume`` limits the reading to one configuration, such as ``{"use_amp": "True"}``. ``texts`` holds what is read
-    instead of a file of that name. What cannot be read is in the report's ``errors``. Raises config.ConfigError for a
+    instead of a file of that name. ``jobs`` processes read, None: as many as it pays; ``cache``: what still holds of
+    earlier runs is not read again. What cannot be read is in the report's ``errors``. Raises config.ConfigError for a
     configuration that cannot be used, catalogue.UnknownNameError for the name of a rule that is not there.
     """
     from precisionlint import checking
@@ -68,6 +71,8 @@ def check(
             Configuration(given, path=config, isolated=isolated),
             texts=held,
             markdown=markdown,
+            jobs=jobs,
+            cache=cache,
         )
     )
 

@@ -7,37 +7,46 @@ for some files, severities, comments, a baseline, changed lines.
 from __future__ import annotations
 
 import os
-import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from precisionlint import baseline, documents, files, suppress
 from precisionlint.baseline import Baseline
+from precisionlint.cache import Kept
 from precisionlint.config import Configuration, Settings
-from precisionlint.findings import Coverage, FileError, Finding, Report, Suppressed
-from precisionlint.reader import FileResult, Plan, Reader, read_bytes
+from precisionlint.findings import Coverage, Finding, Report, Suppressed
+from precisionlint.reader import (
+    NOTHING,
+    FileResult,
+    Plan,
+    Reader,
+    Reading,
+    concerns,
+    digest,
+    unreadable,
+    with_deep_stack,
+)
 from precisionlint.report.excerpt import Sources
 
 if TYPE_CHECKING:
     from precisionlint.changes import Changes
+    from precisionlint.worker import Answer, Task
 
-STACK = 512 * 1024 * 1024
-"""Bytes of stack for reading: deep but legal code needs more than a thread has by default."""
+PAYS = 300_000
+"""Bytes of training code for which another process is worth its start."""
 
 Progress = Callable[[str, int, int], None]
 """Told before a file is read: its name, how many were read before it, how many there are."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Request:
     """What a run is asked for. ``texts`` stand for files: name -> content, not read from the disk; ``markdown``: blocks of Python in
     Markdown texts are read too. ``baseline``: the file that stands above those of the settings, None for theirs, empty for none;
-    ``since``: a revision of git."""
+    ``since``: a revision of git; ``jobs``: how many processes read, None for as many as it pays."""
 
     paths: Sequence[str]
     configuration: Configuration
@@ -45,6 +54,8 @@ class Request:
     markdown: bool = False
     baseline: str | None = None
     since: str = ""
+    cache: bool = False
+    jobs: int | None = 1
     progress: Progress | None = None
 
 
@@ -53,35 +64,6 @@ def check(request: Request) -> Report:
 
     Raises ConfigError, catalogue.UnknownNameError, baseline.BaselineError, changes.ChangesError.
     """
-    return with_deep_stack(lambda: _check(request))
-
-
-def with_deep_stack(work: Callable[[], T]) -> T:
-    """Runs a function in a thread with ``STACK`` bytes of stack; what it raises is raised here."""
-    outcome: list[T] = []
-    failure: list[BaseException] = []
-
-    def target() -> None:
-        try:
-            outcome.append(work())
-        except BaseException as error:  # handed on to the caller's thread
-            failure.append(error)
-
-    limit, size = sys.getrecursionlimit(), threading.stack_size(STACK)
-    sys.setrecursionlimit(100_000)
-    try:
-        thread = threading.Thread(target=target, name="precisionlint", daemon=True)
-        thread.start()
-        thread.join()
-    finally:
-        threading.stack_size(size)
-        sys.setrecursionlimit(limit)
-    if failure:
-        raise failure[0]
-    return outcome[0]
-
-
-def _check(request: Request) -> Report:
     suffixes = documents.SUFFIXES + files.CONFIGURATIONS + (documents.MARKDOWN if request.markdown else ())
     on_disk = [path for path in request.paths if path not in request.texts]
     found, errors = files.find(on_disk, request.configuration, suffixes)
@@ -165,19 +147,64 @@ def plan_of(settings: Settings) -> Plan:
 def _read(
     request: Request, found: Sequence[tuple[str, Path]], settings: Mapping[str, Settings]
 ) -> dict[str, FileResult]:
-    """What each file holds, by its name."""
-    readers: dict[Plan, Reader] = {}
+    """What each file holds, by its name: from the cache where that still holds, else read, in several processes if it is much."""
     results: dict[str, FileResult] = {}
-    for number, (display, path) in enumerate(found):
-        if request.progress is not None:
-            request.progress(display, number, len(found))
+    kept = Kept(enabled=request.cache)
+    tasks: dict[Plan, list[tuple[str, str]]] = {}
+    size = 0
+    for display, path in found:
         plan = plan_of(settings[display])
-        reader = readers.setdefault(plan, Reader(plan))
-        data = read_bytes(display, path, request.texts)
-        results[display] = (
-            FileResult(errors=(data,)) if isinstance(data, FileError) else reader.file(display, path, data)
-        )
-    return results
+        if display in request.texts:
+            reader = Reader(plan)
+            data = request.texts[display]
+            results[display] = with_deep_stack(lambda r=reader, d=display, p=path, b=data: r.file(d, p, b))  # type: ignore[misc]
+            continue
+        result = kept.get(settings[display], plan, display, path)
+        if result is not None:
+            results[display] = result
+            continue
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            results[display] = FileResult(errors=(unreadable(display, error),))
+            continue
+        if concerns(display, data):
+            tasks.setdefault(plan, []).append((display, os.fspath(path)))
+            size += len(data)
+        else:
+            results[display] = NOTHING
+            kept.put(Reading(display, NOTHING, digest(data)), path)
+    paths = dict(found)
+    for readings, looked in _answers(list(tasks.items()), jobs_for(request.jobs, size, sum(map(len, tasks.values())))):
+        kept.learn(looked)
+        for reading in readings:
+            if request.progress is not None:
+                request.progress(reading.display, len(results), len(found))
+            results[reading.display] = reading.result
+            kept.put(reading, paths[reading.display])
+    kept.save()
+    return {display: results[display] for display, _ in found}
+
+
+def jobs_for(asked: int | None, size: int, count: int) -> int:
+    """How many processes read so many bytes in so many files: as many as asked for, else as many as it pays to start."""
+    if asked is not None:
+        return max(1, min(asked, count))
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(processors, size // PAYS, count))
+
+
+def _answers(tasks: list[Task], jobs: int) -> Iterator[Answer]:
+    if jobs > 1:
+        from precisionlint import pool
+
+        yield from pool.read(pool.tasks_of(tasks, jobs), jobs)
+        return
+    for plan, held in tasks:
+        reader = Reader(plan)
+        for display, path in held:
+            reading = with_deep_stack(lambda r=reader, d=display, p=path: r.read(d, Path(p)))  # type: ignore[misc]
+            yield [reading], reader.taken()
 
 
 def judged(result: FileResult, settings: Settings, path: Path) -> tuple[list[Finding], list[Suppressed]]:

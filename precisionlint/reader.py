@@ -6,10 +6,14 @@ the settings that judge findings come later. So it can be kept, or made in anoth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from precisionlint import documents, suppress
 from precisionlint.findings import FileError, Finding, GaveUp, Place
@@ -18,6 +22,12 @@ from precisionlint.subjects import SUBJECTS, File
 
 if TYPE_CHECKING:
     from precisionlint.source.run import Run
+
+T = TypeVar("T")
+Looked = dict[Path, dict[Path, "Path | None"]]
+"""See ``source.project.Project.looked``."""
+STACK = 512 * 1024 * 1024
+"""Bytes of stack for reading: deep but legal code needs more than a thread has by default."""
 
 BUDGET = ("too many paths", "nested too deeply")
 """How the reasons begin for which a program was not read to its end."""
@@ -64,6 +74,32 @@ class FileResult:
 NOTHING = FileResult()
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A file's result with what it rests on: the hash of the content read (empty where there was none), and whether every file of the
+    project was asked whether it sets the precision of products."""
+
+    display: str
+    result: FileResult
+    digest: str = ""
+    surveyed: bool = False
+
+
+def digest(data: bytes) -> str:
+    """The hash by which a file's content is known."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def concerns(display: str, data: bytes) -> bool:
+    """Whether there is anything in a file to read: training, a subject of ``subjects``, a comment for this program."""
+    kind = documents.kind(display)
+    if kind == "notebook":
+        return True
+    if kind != "other" and (suppress.MARK in data or worth_parsing(data)):
+        return True
+    return any(subject.wants(display, data) for subject in SUBJECTS)
+
+
 class Reader:
     """Reads files by one plan; what they share (projects, parsed modules) is kept between them."""
 
@@ -81,6 +117,24 @@ class Reader:
             self.program(display, _path(path, program, number), program) for number, program in enumerate(programs)
         ]
         return results[0] if len(results) == 1 else _joined(results)
+
+    def read(self, display: str, path: Path) -> Reading:
+        """Reads a file of the disk."""
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            return Reading(display, FileResult(errors=(unreadable(display, error),)))
+        result = self.file(display, path, data)
+        absolute = Path(os.path.abspath(path))
+        surveyed = self.run is not None and absolute in self.run.project(absolute).surveyed
+        return Reading(display, result, digest(data), surveyed)
+
+    def taken(self) -> dict[Path, Looked]:
+        """What reading led to since this was last asked: project -> file -> answers."""
+        taken: dict[Path, Looked] = {}
+        for root, project in self.run.projects.items() if self.run is not None else ():
+            taken[root], project.looked = project.looked, {}
+        return taken
 
     def program(self, display: str, path: Path, program: documents.Program) -> FileResult:
         """Reads one program of a file."""
@@ -189,11 +243,31 @@ def _at_line(place: GaveUp, display: str, program: documents.Program) -> GaveUp:
     return replace(place, line=line, what=f"cell {cell}: {place.what}")
 
 
-def read_bytes(display: str, path: Path, texts: Mapping[str, bytes]) -> bytes | FileError:
-    """The bytes of a file, or of the text that stands for it (an editor's, standard input's)."""
-    if display in texts:
-        return texts[display]
+def unreadable(display: str, error: OSError) -> FileError:
+    """Says that a file could not be read."""
+    return FileError(display, None, f"cannot be read: {error.strerror or error}")
+
+
+def with_deep_stack(work: Callable[[], T]) -> T:
+    """Runs a function in a thread with ``STACK`` bytes of stack; what it raises is raised here."""
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:  # handed on to the caller's thread
+            failure.append(error)
+
+    limit, size = sys.getrecursionlimit(), threading.stack_size(STACK)
+    sys.setrecursionlimit(100_000)
     try:
-        return path.read_bytes()
-    except OSError as error:
-        return FileError(display, None, f"cannot be read: {error.strerror or error}")
+        thread = threading.Thread(target=target, name="precisionlint", daemon=True)
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(size)
+        sys.setrecursionlimit(limit)
+    if failure:
+        raise failure[0]
+    return outcome[0]

@@ -18,7 +18,7 @@ from precisionlint.findings import Finding, Report
 ROOT = Path(__file__).parent.parent
 FIXTURES = Path("fixtures")
 RULES = frozenset(catalogue.load())
-COMMAND = [sys.executable, "-m", "precisionlint", "check", "--select", "all"]
+COMMAND = [sys.executable, "-m", "precisionlint", "check", "--no-cache", "--select", "all"]
 
 SUFFIXES = catalogue.SUFFIXES.values()
 

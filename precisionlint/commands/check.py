@@ -51,7 +51,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_files(check.add_argument_group("which files and settings"))
     _add_report(check.add_argument_group("how to report"))
     _add_known(check.add_argument_group("what is known already"))
-    check.add_argument("--no-cache", action="store_true", help="read everything anew (there is no cache yet)")
+    _add_running(check.add_argument_group("how to run"))
     check.set_defaults(run=run)
 
 
@@ -124,6 +124,20 @@ def _add_known(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--reason", metavar="TEXT", default="", help="the reason to write into these comments")
 
 
+def _add_running(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--no-cache", action="store_true", help="read everything anew, and keep nothing")
+    group.add_argument("--cache-dir", metavar="DIR", help="keep what was read there (default: the user's cache folder)")
+    group.add_argument(
+        "--jobs", metavar="N", type=_jobs, help="read in so many processes (default: as many as it pays to start)"
+    )
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of processes, such as 4")
+    return int(text)
+
+
 def _assumption(text: str) -> tuple[str, str]:
     name, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
@@ -149,6 +163,8 @@ def run(options: argparse.Namespace) -> Outcome:
         markdown=options.markdown,
         baseline="" if options.write_baseline else options.baseline,
         since=options.diff_base or "",
+        cache=not options.no_cache,
+        jobs=options.jobs,
         progress=progress,
     )
     try:
@@ -231,6 +247,7 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
         "require_reason": options.require_reason,
         "assume": assume,
         "device": options.device,
+        "cache_dir": os.path.abspath(options.cache_dir) if options.cache_dir else "",
     }
     return {name: value for name, value in values.items() if value}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from precisionlint.source import program as p
 from precisionlint.source.lower import lower_body, lower_module
 from precisionlint.source.outline import STRONG, TRIGGER, WORD, Outline, telling_names
 from precisionlint.source.parsing import DEFINITIONS, UnreadableError, column, decode, lines_spanned, parse, split_lines
-from precisionlint.source.root import file_of, python_files
+from precisionlint.source.root import PRECISION, file_of, surveyed_files
 
 IMPORTED = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)*))", re.M)
 
@@ -46,10 +45,6 @@ KEPT = 40
 """How many parsed files a project keeps between two programs: memory against parsing again."""
 
 SCALER_USE = re.compile(r"(\w+)\.unscale_\(|(\w+)\.scale\([^\n]*\)\.backward\(")
-
-PRECISION = re.compile(rb"allow_tf32|float32_matmul_precision|fp32_precision")
-PRECISION_FILES = 5_000
-"""How many files of a project are searched for a setting of the matmul precision."""
 
 MODEL_USE = re.compile(r"(\w+)\.(?:named_parameters|parameters|train|eval|load_state_dict)\(")
 
@@ -271,8 +266,7 @@ class Project:
     @cached_property
     def precision_setters(self) -> list[tuple[Path, bytes]]:
         """The files under the root that set the matmul precision."""
-        paths = sorted(itertools.islice(python_files(self.root), PRECISION_FILES))
-        found = ((path, self.read(path)) for path in paths)
+        found = ((path, self.read(path)) for path in surveyed_files(self.root))
         return [(path, data) for path, data in found if data is not None and PRECISION.search(data)]
 
     def name_of(self, path: Path) -> str:

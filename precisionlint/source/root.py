@@ -3,7 +3,9 @@ run answered from the cache can ask too."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,10 @@ def python_files(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
+PRECISION = re.compile(rb"allow_tf32|float32_matmul_precision|fp32_precision")
+PRECISION_FILES = 5_000
+"""How many files of a project are searched for a setting of the matmul precision."""
+
 ROOT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 
 
@@ -28,6 +34,11 @@ def find_root(path: Path) -> Path:
             return folder
     here = Path.cwd()
     return here if here in path.parents else path.parent
+
+
+def surveyed_files(root: Path) -> list[Path]:
+    """The Python files of a project that are searched for a setting of the matmul precision."""
+    return sorted(itertools.islice(python_files(root), PRECISION_FILES))
 
 
 def file_of(base: Path) -> Path | None:
