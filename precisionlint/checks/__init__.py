@@ -6,6 +6,7 @@ from precisionlint.checks import (
     autocast,
     custom_ops,
     data_parallel,
+    jax,
     loss_scaling,
     master_weights,
     matmul_precision,
@@ -21,6 +22,7 @@ FAMILIES = (
     matmul_precision.FAMILY,
     data_parallel.FAMILY,
     trainers.FAMILY,
+    jax.FAMILY,
 )
 
 RULES: dict[str, Check] = {check.rule: check for family in FAMILIES for check in family.checks}

@@ -57,6 +57,7 @@ CONFIGURED = (
     b"downcast_bf16",
     b"16-true",
 )
+JAX = (b".add(", b"segment_sum", b"scan", b"fori_loop", b"pallas_call", b"jnp.zeros", b"optax", b"softmax", b"float32")
 WRITTEN = (
     b"communication_data_type",
     b"accum_dtype",
@@ -74,6 +75,7 @@ WRITTEN = (
 SUBJECTS: tuple[Subject, ...] = (
     Subject("precisionlint.subjects.configurations", (".json", ".yaml", ".yml"), (HALF, CONFIGURED)),
     Subject("precisionlint.subjects.megatron", (".sh",), (HALF, (b"--bf16", b"--fp16"), WRITTEN)),
+    Subject("precisionlint.subjects.jax_programs", (".py",), (HALF, (b"jax",), JAX)),
     Subject("precisionlint.subjects.python_settings", (".py",), (HALF, WRITTEN)),
 )
 
@@ -93,6 +95,14 @@ class File:
         Raises: UnreadableError.
         """
         return parsing.parse(self.data)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of ``syntax``.
+
+        Raises: UnreadableError.
+        """
+        return list(ast.walk(self.syntax))
 
     @cached_property
     def text(self) -> str:

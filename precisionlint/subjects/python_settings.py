@@ -114,7 +114,7 @@ def _assigned(file: File, value: ast.expr, call: ast.Call) -> list[ast.expr]:
     """What a local name holds at a call: the values assigned to it above, in the same function."""
     if not isinstance(value, ast.Name):
         return []
-    functions = (node for node in ast.walk(file.syntax) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    functions = (node for node in file.nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
     around = [f for f in functions if f.lineno <= call.lineno <= (f.end_lineno or f.lineno)]
     scope: ast.AST = max(around, key=lambda f: f.lineno) if around else file.syntax
     return [

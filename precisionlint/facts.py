@@ -1,0 +1,46 @@
+"""What programs beside training programs of torch say about precision: JAX programs and tests. Each fact stands by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from precisionlint.events import Event
+from precisionlint.findings import Place
+
+
+@dataclass(frozen=True, slots=True)
+class HalfSum(Event):
+    """A sum that is kept in half while it grows, in a JAX program.
+
+    ``how``: ``"loop"`` (a Python loop, ``scan`` or ``fori_loop``), ``"scatter"`` (``.at[].add``, ``segment_sum``) or ``"kernel"`` (a
+    block of a Pallas kernel). ``made``: where it took the dtype.
+    """
+
+    how: Literal["loop", "scatter", "kernel"]
+    name: str
+    dtype: str
+    made: Place | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedProduct(Event):
+    """A product of half operands whose half result goes where fp32 is wanted; ``into`` is that. ``made``: the product."""
+
+    op: str
+    dtype: str
+    into: str
+    made: Place
+
+
+@dataclass(frozen=True, slots=True)
+class HalfParams(Event):
+    """Parameters of a JAX program that are half when an optimizer takes them. ``how``: what made them so, at ``at``; ``taken``: where."""
+
+    dtype: str
+    how: str
+    optimizer: str
+    rate: float | None
+    by: str
+    taken: Place
+    sure: bool

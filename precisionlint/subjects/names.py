@@ -1,0 +1,48 @@
+"""What names of a Python file stand for, by its imports: ``jnp.einsum`` is ``jax.numpy.einsum``."""
+
+from __future__ import annotations
+
+import ast
+
+
+class Names:
+    """The imports of a file, at whatever depth they stand."""
+
+    def __init__(self, nodes: list[ast.AST]) -> None:
+        self.imported: dict[str, str] = {}
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    name = alias.name if alias.asname else alias.name.partition(".")[0]
+                    self.imported[alias.asname or name] = name
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    self.imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+
+    def of(self, node: ast.expr) -> str:
+        """The dotted name of an expression, from the package on; nothing for anything else."""
+        parts = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return ""
+        return ".".join([self.imported.get(node.id, node.id), *reversed(parts)])
+
+    def has(self, *packages: str) -> bool:
+        """Whether anything of one of these packages is imported."""
+        return any(name.partition(".")[0] in packages for name in self.imported.values())
+
+
+def argument(call: ast.Call, keyword: str, position: int | None = None) -> ast.expr | None:
+    """An argument of a call, by its keyword or its position."""
+    for each in call.keywords:
+        if each.arg == keyword:
+            return each.value
+    if (
+        position is None
+        or len(call.args) <= position
+        or any(isinstance(a, ast.Starred) for a in call.args[: position + 1])
+    ):
+        return None
+    return call.args[position]
