@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from precisionlint import __version__
-from precisionlint.commands import audit, check, rules, verify
+from precisionlint.commands import audit, check, rules, server, verify
 from precisionlint.commands.common import Outcome, complain
 from precisionlint.errors import InputError
 
@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"precisionlint {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (check, audit, verify, rules):
+    for command in (check, audit, verify, rules, server):
         command.add(commands)
     return parser
 
@@ -47,7 +47,7 @@ def _write(outcome: Outcome) -> int:
     try:
         for line in outcome.lines:
             print(line)
-        if sys.stdout is not None:
+        if sys.stdout is not None and not sys.stdout.closed:  # a server closes it at its end
             sys.stdout.flush()
     except OSError as error:
         # What is left in the buffer has nowhere to go: without this, Python would complain again on its way out.

@@ -128,6 +128,19 @@ def test_the_pre_commit_configuration_of_the_readme_names_a_hook_that_is_here():
     assert {hook["id"] for repo in configuration["repos"] for hook in repo["hooks"]} <= hooks
 
 
+def test_the_problem_matcher_of_the_readme_reads_what_the_task_prints(tmp_path: Path):
+    (text,) = re.findall(r"^```json\n(.+?)^```$", README, re.MULTILINE | re.DOTALL)
+    (task,) = json.loads(text)["tasks"]
+    environment = project(tmp_path)
+    ran = run("bash", "-c", task["command"], cwd=tmp_path, **environment)
+    pattern = task["problemMatcher"]["pattern"]
+    matched = [match for line in ran.stdout.splitlines() if (match := re.match(pattern["regexp"], line))]
+    parts = {name: matched[0][group] for name, group in pattern.items() if isinstance(group, int)}
+    assert len(matched) == 1
+    assert (parts["file"], parts["line"], parts["severity"]) == ("train.py", str(CLIP_LINE), "error")
+    assert parts["code"] == "clip-before-unscale"
+
+
 def test_the_action_annotates_and_writes_sarif(tmp_path: Path):
     action = yaml.safe_load((ROOT / ".github/actions/check/action.yml").read_text())
     (script,) = (step["run"] for step in action["runs"]["steps"] if step.get("name") == "check")

@@ -84,7 +84,7 @@ def test_the_wheel_asks_for_neither_torch_nor_triton_without_an_extra(wheel: Pat
     required = re.findall(r"^Requires-Dist: (.+)$", metadata, re.MULTILINE)
     core = {re.split(r"[^\w.-]", each)[0] for each in required if "extra ==" not in each}
     assert core == {"libcst", "pyyaml", "rich", "tomli"}
-    assert set(re.findall(r"^Provides-Extra: (.+)$", metadata, re.MULTILINE)) == {"audit", "verify", "test"}
+    assert set(re.findall(r"^Provides-Extra: (.+)$", metadata, re.MULTILINE)) == {"audit", "lsp", "verify", "test"}
 
 
 def test_an_installed_wheel_finds_the_catalogue_in_itself(wheel: Path, tmp_path: Path):
