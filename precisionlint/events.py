@@ -89,21 +89,24 @@ class Engine:
 @dataclass(frozen=True, slots=True)
 class WeightsTake(Event):
     """Weights (or a module's weights and buffers) take a dtype; ``trainable`` is False once they are frozen; ``by``: the framework that
-    casts them, where it is not the program itself."""
+    casts them, where it is not the program itself; ``norms``: BatchNorm layers, with their running statistics, are among them."""
 
     weights: Weights
     dtype: str | None
     how: str
     trainable: bool | None = None
     by: str = ""
+    norms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sharded(Event):
-    """Weights are wrapped for data parallelism: ``"fsdp1"``, ``"fsdp2"`` or ``"ddp"``."""
+    """Weights are wrapped for data parallelism: ``"fsdp1"``, ``"fsdp2"`` or ``"ddp"``. ``policy``: with a mixed-precision policy, which
+    casts fp32 shards for the computation."""
 
     weights: Weights | None
     how: str
+    policy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,26 @@ class Owns(Event):
     lr: float | None
     masters: bool | None
     settings: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Copied(Event):
+    """A model is copied: the copy's weights have the dtype that these have."""
+
+    weights: Weights
+    copy: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Written(Event):
+    """Weights (None: tensors that belong to no model) are written by something other than an optimizer: ``"average"`` blends other ones
+    into them, ``"copy"`` replaces them. ``dtype`` and ``decay`` where they are known."""
+
+    weights: Weights | None
+    how: Literal["average", "copy"]
+    api: str
+    dtype: str | None = None
+    decay: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,67 +7,124 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
-from precisionlint.events import Event, Named, Owns, Step, Trains, Weights, WeightsTake, covers, overlap
+from precisionlint.events import (
+    Copied,
+    Event,
+    Named,
+    Owns,
+    Setting,
+    Sharded,
+    Step,
+    Trains,
+    Weights,
+    WeightsTake,
+    Written,
+    covers,
+    overlap,
+)
 from precisionlint.findings import Severity
 from precisionlint.recipes import UNKNOWN, Recipe
 
 HALF = {"float16": "fp16", "bfloat16": "bf16"}
 SMALL_RATE = 1e-3
+FP16_ZERO = 2.0**-25
+"""The largest number that fp16 rounds to 0."""
+SLOW_DECAY = 0.99
+"""From here on an average moves by so little a step that half precision loses it."""
+EPS = {"Adam": 1e-8, "AdamW": 1e-8, "NAdam": 1e-8, "RAdam": 1e-8, "RMSprop": 1e-8, "Adagrad": 1e-10}
+"""What optimizers of torch.optim add to the root of the second moment unless they are told otherwise."""
+SOME = "…"
+"""The last part of a path that means some of a model's layers."""
 SIGNIFICANT = {"fp16": 11, "bf16": 8}
 MANY = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Weights in half, and how they came to be; ``by``: the framework that cast them, if one did."""
+    """Weights in half, and how they came to be. ``by``: the framework that cast them, if one did; ``norms``: BatchNorm layers are among
+    them; ``sharded``: FSDP took them with a mixed-precision policy afterwards."""
 
     weights: Weights
     dtype: str
     by: str
     how: str = field(compare=False)
     seen: Seen = field(compare=False)
+    norms: bool = False
+    sharded: bool = False
+    sharding: Seen | None = field(compare=False, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """Weights under a plain optimizer."""
+    """Weights under a plain optimizer. ``eps``: what it adds to the root of the second moment, where that is known."""
 
     optimizer: Named
     weights: Weights
     cls: str
     lr: float | None
     seen: Seen = field(compare=False)
+    eps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
+    """Where weights live. ``default``: the half dtype that new tensors take, while they do."""
+
     took: frozenset[Took] = frozenset()
     frozen: Weights = frozenset()
     owned: frozenset[Owned] = frozenset()
+    default: str = ""
+    default_set: Seen | None = field(compare=False, default=None)
 
 
 def advance(storage: Storage, event: Event) -> Storage:
-    if isinstance(event, WeightsTake):
-        if event.trainable is not None:
-            frozen = (
-                storage.frozen | event.weights
-                if event.trainable is False
-                else frozenset(path for path in storage.frozen if not covers(event.weights, frozenset({path})))
+    match event:
+        case WeightsTake(trainable=None):
+            return replace(storage, took=taken(storage.took, event))
+        case WeightsTake():
+            kept = frozenset(path for path in storage.frozen if not covers(event.weights, frozenset({path})))
+            return replace(storage, frozen=storage.frozen | event.weights if event.trainable is False else kept)
+        case Copied():
+            copies = {replace(took, weights=event.copy) for took in storage.took if covers(took.weights, event.weights)}
+            frozen = event.copy if overlap(storage.frozen, event.weights) else frozenset()
+            return replace(storage, took=storage.took | copies, frozen=storage.frozen | frozen)
+        case Sharded(policy=True):
+            seen = Seen(event.at, "sharded with a mixed-precision policy", event.when)
+            took = frozenset(
+                replace(t, sharded=True, sharding=seen) if overlap(t.weights, event.weights) else t
+                for t in storage.took
             )
-            return replace(storage, frozen=frozen)
-        took = frozenset(t for t in storage.took if not covers(event.weights, t.weights))
-        if event.dtype in HALF:
-            assert event.dtype is not None
-            seen = Seen(event.at, f"weights become {HALF[event.dtype]}: {event.how}", event.when)
-            took |= {Took(event.weights, event.dtype, event.by, event.how, seen)}
-        elif any(overlap(event.weights, t.weights) for t in took):
-            took = frozenset(t for t in took if not overlap(event.weights, t.weights))
-        return replace(storage, took=took)
-    if isinstance(event, Owns) and event.weights is not None and event.masters is False:
-        seen = Seen(event.at, f"{event.cls.rpartition('.')[2]} takes them", event.when)
-        others = frozenset(o for o in storage.owned if o.optimizer != event.optimizer)
-        return replace(storage, owned=others | {Owned(event.optimizer, event.weights, event.cls, event.lr, seen)})
+            return replace(storage, took=took)
+        case Setting(name="default_dtype"):
+            dtype = event.value.value if event.value is not None else None
+            if dtype not in HALF:
+                return replace(storage, default="", default_set=None)
+            seen = Seen(event.at, f"new tensors are {HALF[dtype]} from here on", event.when)
+            return replace(storage, default=dtype, default_set=seen)
+        case Owns(masters=False):
+            if event.weights is None:
+                return storage
+            name = event.cls.rpartition(".")[2]
+            seen = Seen(event.at, f"{name} takes them", event.when)
+            others = frozenset(o for o in storage.owned if o.optimizer != event.optimizer)
+            settings = dict(event.settings)
+            eps = None if settings.get("fused", False) is not False else settings.get("eps", EPS.get(name))
+            own = Owned(event.optimizer, event.weights, event.cls, event.lr, seen, eps)
+            return replace(storage, owned=others | {own})
     return storage
+
+
+def taken(all_took: frozenset[Took], event: WeightsTake) -> frozenset[Took]:
+    """What is half once weights have taken a dtype."""
+    if event.dtype not in HALF and all(path[-1] == SOME for path in event.weights):
+        # Some layers of a model go back to fp32, its norms usually; the others stay.
+        return frozenset(replace(t, norms=False) if overlap(t.weights, event.weights) else t for t in all_took)
+    took = frozenset(t for t in all_took if not covers(event.weights, t.weights))
+    if event.dtype in HALF:
+        assert event.dtype is not None
+        seen = Seen(event.at, f"weights become {HALF[event.dtype]}: {event.how}", event.when)
+        return took | {Took(event.weights, event.dtype, event.by, event.how, seen, event.norms)}
+    return frozenset(t for t in took if not overlap(event.weights, t.weights))
 
 
 FAMILY = Family(Automaton("master-weights", Storage(), advance))
@@ -110,7 +167,7 @@ def bf16_only_weights(storage: Storage, event: Step | WeightsTake | Trains | Rec
         if own.optimizer != event.optimizer:
             continue
         for took in halves(storage, own.weights):
-            if not took.by:
+            if not took.by and not took.sharded:
                 seen = (took.seen, own.seen, Seen(event.at, "stepped here", event.when))
                 yield lost_updates(took, own.weights, own.cls.rpartition(".")[2], own.lr, seen)
 
@@ -126,6 +183,98 @@ def lost_updates(took: Took, weights: Weights, optimizer: str, lr: float | None,
         trace,
         unless=roots(weights),
         severity=severity_at(lr),
+    )
+
+
+@FAMILY.rule("half-before-shard", Step)
+def half_before_shard(storage: Storage, event: Step) -> Iterator[Hit]:
+    for own in storage.owned:
+        if own.optimizer != event.optimizer:
+            continue
+        for took in halves(storage, own.weights):
+            if took.sharded and took.sharding is not None:
+                name = HALF[took.dtype]
+                yield Hit(
+                    "half-before-shard",
+                    took.seen.at,
+                    f"the weights are {name} before FSDP shards them: its mixed-precision policy casts fp32 shards for the computation, and here "
+                    f"the shards themselves are {name}, so {own.cls.rpartition('.')[2]} has no fp32 copy to step; shard fp32 weights",
+                    (took.seen, took.sharding, own.seen, Seen(event.at, "stepped here", event.when)),
+                    unless=roots(own.weights),
+                )
+
+
+@FAMILY.rule("half-batchnorm", Step)
+def half_batchnorm(storage: Storage, event: Step) -> Iterator[Hit]:
+    for own in storage.owned:
+        for took in halves(storage, own.weights) if own.optimizer == event.optimizer else ():
+            if took.norms:
+                name = HALF[took.dtype]
+                consequence = {
+                    "bf16": "a batch that differs from them by less than a few percent no longer moves them",
+                    "fp16": "they are good to half a percent, and a variance above 65504 is inf",
+                }[name]
+                yield Hit(
+                    "half-batchnorm",
+                    took.seen.at,
+                    f"{took.how} also casts the running statistics of BatchNorm to {name}: {consequence}; keep BatchNorm layers in fp32",
+                    (took.seen, own.seen, Seen(event.at, "trained here", event.when)),
+                    unless=roots(own.weights),
+                )
+
+
+@FAMILY.rule("adam-epsilon-underflow", Step)
+def adam_epsilon_underflow(storage: Storage, event: Step) -> Iterator[Hit]:
+    for own in storage.owned:
+        if own.optimizer != event.optimizer or own.eps is None or own.eps > FP16_ZERO:
+            continue
+        for took in halves(storage, own.weights):
+            if took.dtype == "float16":
+                name = own.cls.rpartition(".")[2]
+                yield Hit(
+                    "adam-epsilon-underflow",
+                    own.seen.at,
+                    f"{name} adds eps={own.eps:g} in fp16, where it is 0: a weight whose second moment has underflowed (any gradient below 5e-3) is "
+                    "divided by zero and becomes inf or NaN in one step; fused=True computes in fp32, fp32 weights avoid it",
+                    (took.seen, own.seen, Seen(event.at, "stepped here", event.when)),
+                    unless=roots(own.weights),
+                )
+
+
+@FAMILY.rule("half-default-dtype", Step)
+def half_default_dtype(storage: Storage, event: Step) -> Iterator[Hit]:
+    if storage.default and storage.default_set is not None:
+        name = HALF[storage.default]
+        yield Hit(
+            "half-default-dtype",
+            storage.default_set.at,
+            f"the default dtype is still {name} while the program trains: counters, sums, tables and buffers made from here on are {name} too, "
+            "not only the model; set it back once the model is made, or give the model its dtype",
+            (storage.default_set, Seen(event.at, "trained under it", event.when)),
+        )
+
+
+@FAMILY.rule("half-ema", Written)
+def half_ema(storage: Storage, event: Written) -> Iterator[Hit]:
+    if event.how != "average" or (event.decay is not None and event.decay < SLOW_DECAY):
+        return
+    where: tuple[Seen, ...] = ()
+    dtype = event.dtype
+    if event.weights is not None:
+        if any(overlap(own.weights, event.weights) for own in storage.owned):
+            return  # weights that an optimizer steps: no average of others
+        took = next((t for t in storage.took if covers(t.weights, event.weights)), None)
+        dtype, where = (took.dtype, (took.seen,)) if took is not None else (None, ())
+    if dtype not in HALF:
+        return
+    name = HALF[dtype]
+    share = f" (1 - {event.decay:g})" if event.decay is not None else ""
+    yield Hit(
+        "half-ema",
+        event.at,
+        f"{event.api} averages in {name}: what each step adds{share} is below half a {name} step of what is there and rounds away, so the "
+        "average stands still; keep it in fp32 and cast a copy for export",
+        (*where, Seen(event.at, "averaged here", event.when)),
     )
 
 

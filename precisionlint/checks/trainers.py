@@ -9,7 +9,19 @@ from typing import Any
 from precisionlint.checks import master_weights
 from precisionlint.checks.base import Automaton, Family, Hit, Seen
 from precisionlint.checks.master_weights import HALF, Storage, halves, roots, severity_at
-from precisionlint.events import Backward, Engine, Event, Grads, Known, Owns, Step, Trains, WeightsTake, ZeroGrad
+from precisionlint.events import (
+    Backward,
+    Copied,
+    Engine,
+    Event,
+    Grads,
+    Known,
+    Owns,
+    Step,
+    Trains,
+    WeightsTake,
+    ZeroGrad,
+)
 from precisionlint.recipes import Recipe
 
 NOTHING_STORED = Storage()
@@ -47,7 +59,7 @@ def advance(state: Trained, event: Event) -> Trained:
             return replace(state, scaled=frozenset())
         case Step() | ZeroGrad():
             return Trained(storage=state.storage)
-        case WeightsTake() | Owns():
+        case WeightsTake() | Owns() | Copied():
             return replace(state, storage=master_weights.advance(state.storage, event))
     return state
 

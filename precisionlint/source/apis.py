@@ -38,6 +38,7 @@ class Apis:
     load_arguments: tuple[str, ...]
     quantised: tuple[str, ...]
     adapters: frozenset[str]
+    averages: frozenset[str]
     plain_optim: frozenset[str]
     engine_arguments: tuple[str, ...]
 
@@ -91,6 +92,7 @@ def table() -> Apis:
         load_arguments=tuple(data["loads"]["arguments"]),
         quantised=tuple(data["loads"]["quantised"]),
         adapters=frozenset(data["adapters"]["names"]),
+        averages=frozenset(data["averages"]["names"]),
         plain_optim=frozenset(data["training-arguments"]["plain"]),
         engine_arguments=tuple(data["training-arguments"]["engines"]),
     )

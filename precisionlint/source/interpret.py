@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from precisionlint.checks import Evidence, Hit, Judge
-from precisionlint.events import Event, Named, Renewed
+from precisionlint.events import Event, Named, Renewed, Written
 from precisionlint.source import calls, effects, imports, statements
 from precisionlint.source import program as p
 from precisionlint.source.apis import Apis, table
@@ -202,7 +202,7 @@ class Interpreter:
             if isinstance(named, Named):
                 self.event_ids.add(named.id)
         weights = getattr(event, "weights", None)
-        if weights is not None:
+        if weights is not None and not isinstance(event, Written):
             self.weight_roots.update(path[0] for path in weights)
         state.checks = self.judge.advance(state.checks, event, self.report)
 

@@ -213,6 +213,8 @@ def is_model(it: Interpreter, state: State, value: Value) -> bool:
     if not isinstance(value, Sym):
         return False
     name = last_name(value)
+    if value.key[0] in ("part", "cast"):
+        return bool(value.key[0] == "part")
     return bool(MODEL_NAME.search(name)) or name in it.module_of(state).model_names or value in it.weight_roots
 
 

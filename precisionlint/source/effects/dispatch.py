@@ -19,6 +19,14 @@ from precisionlint.source.effects.common import (
     result,
     when,
 )
+from precisionlint.source.effects.copies import (
+    AVERAGING,
+    average_method,
+    deep_copy,
+    is_average,
+    load_state_dict,
+    make_average,
+)
 from precisionlint.source.effects.engines import METHODS as ENGINES
 from precisionlint.source.effects.engines import engine_of, make_engine
 from precisionlint.source.effects.gradients import (
@@ -162,6 +170,8 @@ def call_external(it: Interpreter, state: State, instr: p.Call, callee: External
         )
     if name in NORM_CALLS or any(isinstance(v, Tensors) and v.kind == "grad" for _, v in args):
         return touch_grads(it, state, instr, callee, args)
+    if name in it.apis.averages:
+        return make_average(it, state, instr, callee, args)
     if name in it.apis.adapters:
         return with_adapters(it, state, instr, args)
     last = name.rpartition(".")[2]
@@ -177,6 +187,7 @@ EXTERNAL: dict[str, Callable[..., Outcome]] = {
     "torch.library.impl": library_impl,
     "builtins.sum": builtin_sum,
     "functools.partial": partial,
+    "copy.deepcopy": deep_copy,
     "contextlib.nullcontext": nullcontext,
     "itertools.chain": chain,
     "torch.save": save,
@@ -210,6 +221,8 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
         return container_method(it, state, instr, receiver, name, args)  # type: ignore[arg-type]
     if isinstance(receiver, Tensors):
         return tensors_method(it, state, instr, receiver, name, args)
+    if name in AVERAGING and is_average(it, receiver):
+        return average_method(it, state, instr, receiver, name, args)
     framework = engine_of(it, state, receiver)
     if framework:
         method = ENGINE_METHODS.get((framework, name))
@@ -272,6 +285,7 @@ METHODS: dict[str, Callable[..., Outcome]] = {
     "trainable_parameters": parameters,
     "zero_grad": model_zero_grad,
     "add_adapter": add_adapter,
+    "load_state_dict": load_state_dict,
     "state_dict": model_state_dict,
     "children": parts_of,
     "modules": parts_of,

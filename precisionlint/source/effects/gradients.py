@@ -18,6 +18,7 @@ from precisionlint.source.effects.common import (
     result,
     when,
 )
+from precisionlint.source.effects.copies import write_parameters, written_with
 from precisionlint.source.effects.unread import call_unknown, emit_clip, read_grads
 from precisionlint.source.evaluate import dtype_of, element_of, model_weights
 from precisionlint.source.state import State
@@ -64,7 +65,9 @@ def attribute_set(it: Interpreter, state: State, obj: Value, target: p.Attr, val
             scale_grads(it, state, at, obj, flow_of(value), "p.grad.data =")
         elif target.name == "data" and obj.weights is not None:
             dtype = dtype_of(state.heap.get(value, {}).get("dtype"))
-            if dtype is not None:
+            if dtype is None:
+                written_with(it, state, at, obj.weights, value, "p.data =")
+            else:
                 take = WeightsTake(it.where(state, at), when(state), obj.weights, dtype, f"p.data = p.to({dtype})")
                 it.emit(state, take)
         elif target.name == "requires_grad" and value == FALSE and obj.weights is not None:
@@ -207,6 +210,9 @@ def tensors_method(it: Interpreter, state: State, instr: p.Call, tensors: Tensor
         if name in ("sum", "mean", "sqrt", "square", "pow", "norm"):
             return one(state, result(it, state, instr, Method(tensors, name), ()))
         return one(state, result(it, state, instr, Method(tensors, name), ()))
+    if name in ("mul_", "lerp_", "copy_") and tensors.kind == "param":
+        write_parameters(it, state, instr, tensors, name, factor)
+        return one(state, tensors)
     if name == "requires_grad_" and tensors.weights is not None:
         trainable = factor != FALSE
         it.emit(

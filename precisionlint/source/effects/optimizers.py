@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 
 from precisionlint.events import Named, Owns, Step, ZeroGrad
 from precisionlint.source import program as p
-from precisionlint.source.effects.common import FINITE, Outcome, argument, one, optimizer_weights, receiver_text, when
+from precisionlint.source.effects.common import (
+    FINITE,
+    Outcome,
+    argument,
+    one,
+    open_ended,
+    optimizer_weights,
+    receiver_text,
+    when,
+)
 from precisionlint.source.effects.engines import engine_of, stepping
 from precisionlint.source.effects.scaling import make_scaler
 from precisionlint.source.effects.trainers import equip
@@ -28,6 +37,11 @@ def make_optimizer(it: Interpreter, state: State, instr: p.Call, cls: str, args:
     if isinstance(rate, Sym) and isinstance(rate.default, Const) and isinstance(rate.default.value, float):
         lr = rate.default.value
     settings = tuple((k, v.value) for k, v in args if k not in (None, "*", "**") and isinstance(v, Const))
+    eps = next((v for k, v in args if k == "eps"), None)
+    if isinstance(eps, Sym):  # an option: its default, where it has one
+        settings += (("eps", eps.default.value if isinstance(eps.default, Const) else None),)
+    if open_ended(args):
+        settings += (("eps", None), ("fused", None))
     state.allocate(obj, {"params": params})
     it.coverage.optimizers.add(instr.at)
     it.coverage.recipe.optimizers.add(cls.rpartition(".")[2])

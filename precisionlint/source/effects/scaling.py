@@ -281,7 +281,7 @@ def from_outside(value: Value) -> bool:
         kind = value.key[0]
         if kind in ("param", "free"):
             return True
-        if kind in ("attr", "index", "item"):
+        if kind in ("attr", "index", "item", "cast"):
             value = value.key[1]
         elif kind == "op":
             return any(from_outside(side) for side in value.key[2:] if isinstance(side, (Sym, Cond)))

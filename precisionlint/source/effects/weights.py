@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from precisionlint.events import AdapterAdded, Cast, Known, Op, Region, Setting, Sharded, WeightsTake, ZeroGrad
@@ -21,6 +22,7 @@ from precisionlint.source.effects.common import (
     short,
     when,
 )
+from precisionlint.source.effects.copies import cast_value
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import dtype_of, elements, is_container, model_weights, weight_path
 from precisionlint.source.state import State
@@ -81,7 +83,9 @@ def wrap(it: Interpreter, state: State, instr: p.Call, name: str, args: Args) ->
         return one(state, External(name))
     how = "fsdp1" if name in it.apis.fsdp1 else "fsdp2" if name in it.apis.fsdp2 else "ddp"
     if isinstance(inner, (Obj, Sym)):
-        it.emit(state, Sharded(it.where(state, instr.at), when(state), model_weights(it, inner), how))
+        policy = argument(args, 99, "mixed_precision", "mp_policy")
+        with_policy = policy is not None and policy != NONE
+        it.emit(state, Sharded(it.where(state, instr.at), when(state), model_weights(it, inner), how, with_policy))
     return one(state, inner)
 
 
@@ -183,8 +187,7 @@ def set_default_dtype(it: Interpreter, state: State, instr: p.Call, callee: Exte
 def module_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
     """Methods that return the same thing: moves and casts of a model (or of a tensor, which owns no weights)."""
     if name in CASTS and not args:
-        take(it, state, instr, receiver, CASTS[name], f".{name}()")
-        return one(state, receiver)
+        return one(state, take(it, state, instr, receiver, CASTS[name], f".{name}()"))
     if name == "to":
         outcome: Outcome = []
         wanted = argument(args, 9, "dtype")
@@ -192,9 +195,8 @@ def module_method(it: Interpreter, state: State, instr: p.Call, receiver: Value,
             wanted = next((v for k, v in args if k is None and (dtype_of(v) or looked_up(v))), None)
         for branch, chosen in choices(it, state, wanted):
             dtype = dtype_in(branch, chosen)
-            if dtype is not None:
-                take(it, branch, instr, receiver, dtype, f".to({dtype})")
-            outcome.append((branch, receiver))
+            after = receiver if dtype is None else take(it, branch, instr, receiver, dtype, f".to({dtype})")
+            outcome.append((branch, after))
         return outcome
     if name == "requires_grad_":
         trainable = argument(args, 0, "requires_grad") != FALSE
@@ -207,14 +209,43 @@ def looked_up(value: Value) -> bool:
     return isinstance(value, Sym) and value.key[0] == "index" and is_container(value.key[1])
 
 
-def take(it: Interpreter, state: State, instr: p.Call, receiver: Value, dtype: str, how: str) -> None:
+def take(it: Interpreter, state: State, instr: p.Call, receiver: Value, dtype: str, how: str) -> Value:
+    """A model (or a tensor) takes a dtype; what the cast gives back."""
     where = it.where(state, instr.at)
-    if is_model(it, state, receiver):
-        if dtype in ("float16", "bfloat16"):
-            it.coverage.recipe.weights.add(short(dtype))
-        it.emit(state, WeightsTake(where, when(state), frozenset({weight_path(it, receiver)}), dtype, how))
-    else:
+    if not is_model(it, state, receiver):
         it.emit(state, Cast(where, when(state), receiver, dtype))
+        return cast_value(it, receiver, dtype) if isinstance(receiver, Sym) else receiver
+    half = dtype in ("float16", "bfloat16")
+    if half:
+        it.coverage.recipe.weights.add(short(dtype))
+    weights, norms = frozenset({weight_path(it, receiver)}), half and has_batchnorm(it, state, receiver)
+    it.emit(state, WeightsTake(where, when(state), weights, dtype, how, norms=norms))
+    return receiver
+
+
+WITH_BATCHNORM = re.compile(
+    r"^torch\.nn\.(?:Sync)?BatchNorm|^torchvision\.models\.(?:\w+\.)*(?:resnet|resnext|wide_resnet|densenet|mobilenet|shufflenet|mnasnet|"
+    r"regnet|efficientnet|inception|googlenet|vgg\d+_bn)"
+)
+"""Modules that are known to hold BatchNorm layers."""
+PUT_BACK = re.compile(
+    r"isinstance\([^\n]*Norm[^\n]*\):\s*\w+(?:\.\w+)*\.(?:float\(|to\()|BN_convert_float|keep_batchnorm_fp32|convert_network"
+)
+"""How a program casts its BatchNorm layers back to fp32."""
+
+
+def has_batchnorm(it: Interpreter, state: State, model: Value, depth: int = 0) -> bool:
+    """Whether a model holds BatchNorm layers that nothing in the program puts back into fp32."""
+    if not isinstance(model, Obj) or depth > 4 or PUT_BACK.search(it.module_of(state).text):
+        return False
+    match model.cls:
+        case External(name=name):
+            if WITH_BATCHNORM.search(name):
+                return True
+        case Class() as cls:
+            if "BatchNorm" in cls.module.source_of_class(cls.cls) and not PUT_BACK.search(cls.module.text):
+                return True
+    return any(has_batchnorm(it, state, part, depth + 1) for part in state.heap.get(model, {}).values())
 
 
 def parameters(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:

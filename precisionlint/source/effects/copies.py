@@ -1,0 +1,176 @@
+"""Copies of models and tensors: made, averaged into, written over.
+
+Knows which weights a copy has and which it does not share, and how an exponential average is spelled. Not whether it is one that matters.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from precisionlint.events import Copied, Weights, Written
+from precisionlint.source import program as p
+from precisionlint.source.effects.common import Outcome, argument, is_model, one, receiver_text, result, when
+from precisionlint.source.effects.unread import call_unknown
+from precisionlint.source.evaluate import dtype_of, evaluate, model_weights, weight_path
+from precisionlint.source.state import State
+from precisionlint.source.values import Class, Const, External, Method, Obj, Sym, Tensors, Value
+
+if TYPE_CHECKING:
+    from precisionlint.source.interpret import Interpreter
+    from precisionlint.source.records import Args
+
+DECAY = re.compile(r"decay|momentum|beta|ema|alpha|tau|\bm\b|keep", re.I)
+"""What the number is called by which an average keeps its old value."""
+AVERAGING = frozenset({"update_parameters", "update", "step", "ema_step"})
+"""Methods by which classes of averages take up new weights."""
+
+
+def deep_copy(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """``copy.deepcopy(model)``: a model with weights of its own, in the same dtype."""
+    model = argument(args, 0, "x")
+    if model is None or not is_model(it, state, model):
+        return call_unknown(it, state, instr, callee, args)
+    cls = model.cls if isinstance(model, Obj) and isinstance(model.cls, Class) else External("torch.nn.copied.Model")
+    copied = Obj(it.here(state, instr.at), cls)
+    state.allocate(copied, {})
+    tell_copied(it, state, instr, model_weights(it, model), copied)
+    return one(state, copied)
+
+
+def make_average(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """``AveragedModel(model)``, ``EMAModel(model.parameters())``: a copy that its own methods average into."""
+    average = Obj(it.here(state, instr.at), callee)
+    state.allocate(average, {})
+    given = argument(args, 0, "model", "parameters")
+    weights = given.weights if isinstance(given, Tensors) else None
+    if given is not None and is_model(it, state, given):
+        weights = model_weights(it, given)
+    tell_copied(it, state, instr, weights, average)
+    return one(state, average)
+
+
+def tell_copied(it: Interpreter, state: State, instr: p.Call, weights: Weights | None, copied: Obj) -> None:
+    if weights is not None:
+        copy = frozenset({weight_path(it, copied)})
+        it.emit(state, Copied(it.where(state, instr.at), when(state), weights, copy))
+
+
+def average_method(it: Interpreter, state: State, instr: p.Call, average: Value, name: str, args: Args) -> Outcome:
+    """A method by which an average takes up new weights."""
+    weights = frozenset({weight_path(it, average)})
+    it.emit(
+        state, Written(it.where(state, instr.at), when(state), weights, "average", f"{receiver_text(instr)}.{name}")
+    )
+    return one(state, result(it, state, instr, Method(average, name), ()))
+
+
+def is_average(it: Interpreter, value: Value) -> bool:
+    return isinstance(value, Obj) and isinstance(value.cls, External) and value.cls.name in it.apis.averages
+
+
+def write_parameters(
+    it: Interpreter, state: State, instr: p.Call, tensors: Tensors, name: str, value: Value | None
+) -> None:
+    """``p.mul_(decay)``, ``p.lerp_(q, 1 - decay)``, ``p.copy_(…)``: an average, or other weights."""
+    if tensors.weights is None:
+        return
+    api = f"{receiver_text(instr)}.{name}"
+    if name == "lerp_" or (name == "mul_" and keeps(value)):
+        tell_written(it, state, instr.at, tensors.weights, "average", api, value if name == "mul_" else None)
+    elif name == "copy_":
+        written_with(it, state, instr.at, tensors.weights, value, api)
+
+
+def written_with(it: Interpreter, state: State, at: Any, weights: Weights, value: Value | None, api: str) -> None:
+    """Weights get a value: an average where they are part of it themselves, else a copy."""
+    own = isinstance(value, Tensors) and value.weights is not None and value.weights > weights
+    tell_written(it, state, at, weights, "average" if own else "copy", api, None)
+
+
+def tell_written(
+    it: Interpreter, state: State, at: Any, weights: Weights, how: Any, api: str, decay: Value | None
+) -> None:
+    number = float(decay.value) if isinstance(decay, Const) and isinstance(decay.value, float) else None
+    it.emit(state, Written(it.where(state, at), when(state), weights, how, api, None, number))
+
+
+def keeps(value: Value | None) -> bool:
+    """Whether a factor is one by which an average keeps most of its old value."""
+    if isinstance(value, Const):
+        return isinstance(value.value, float) and 0.5 < value.value < 1.0
+    return isinstance(value, Sym) and bool(DECAY.search(value.text))
+
+
+def load_state_dict(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    """``model.load_state_dict(…)`` writes all weights of a model."""
+    if is_model(it, state, receiver):
+        weights = model_weights(it, receiver)
+        if weights is not None:
+            tell_written(it, state, instr.at, weights, "copy", f"{receiver_text(instr)}.load_state_dict", None)
+    return call_unknown(it, state, instr, Method(receiver, name), args)
+
+
+# -- averages that are spelled out: x = decay * x + (1 - decay) * y
+
+
+def averaged(it: Interpreter, state: State, instr: p.Assign) -> None:
+    """An assignment that blends a tensor into another one, told where both are known to be half."""
+    target, value = instr.target, instr.value
+    if not isinstance(value, p.Binary) or value.op != "+" or not isinstance(target, (p.Index, p.Attr, p.Name)):
+        return
+    for own, other in ((value.left, value.right), (value.right, value.left)):
+        if not (is_product(own) and is_product(other) and holds(own, target)):
+            continue
+        old, new = half_of(it, state, evaluate(it, state, target)), half_of(it, state, evaluate(it, state, other))
+        if old is not None and old == new:
+            factor = evaluate(it, state, own.left if same(own.right, target) else own.right)  # type: ignore[union-attr]
+            decay = float(factor.value) if isinstance(factor, Const) and isinstance(factor.value, float) else None
+            where = it.where(state, instr.at)
+            it.emit(state, Written(where, when(state), None, "average", "a weighted sum", old, decay))
+        return
+
+
+def is_product(expr: p.Expr) -> bool:
+    return isinstance(expr, p.Binary) and expr.op == "*"
+
+
+def holds(product: p.Expr, wanted: p.Expr) -> bool:
+    return isinstance(product, p.Binary) and (same(product.left, wanted) or same(product.right, wanted))
+
+
+def same(left: p.Expr, right: p.Expr) -> bool:
+    """Whether two expressions are spelled alike."""
+    match left, right:
+        case p.Name(), p.Name():
+            return left.slot == right.slot
+        case p.Attr(), p.Attr():
+            return left.name == right.name and same(left.obj, right.obj)
+        case p.Index(), p.Index():
+            return same(left.obj, right.obj) and same(left.key, right.key)
+        case p.Const(), p.Const():
+            return bool(left.value == right.value)
+    return False
+
+
+def half_of(it: Interpreter, state: State, value: Value) -> str | None:
+    """The half dtype that a tensor was cast to before, also through products with numbers and sums with its like."""
+    if not isinstance(value, Sym):
+        return None
+    if value.key[0] == "cast":
+        return value.key[2] if value.key[2] in ("float16", "bfloat16") else None
+    kept = dtype_of(state.heap.get(value, {}).get("dtype"))
+    if kept is not None:
+        return kept if kept in ("float16", "bfloat16") else None
+    if value.key[0] == "op" and value.key[1] in "+-*/":
+        sides = [(side, half_of(it, state, side)) for side in value.key[2:4]]
+        halves = {dtype for _, dtype in sides if dtype is not None}
+        known = all(dtype is not None or value.key[1] in "*/" for _, dtype in sides)
+        return halves.pop() if len(halves) == 1 and known else None
+    return None
+
+
+def cast_value(it: Interpreter, value: Sym, dtype: str) -> Value:
+    """A tensor in another dtype: a value of its own, named as before."""
+    base = value.key[1] if value.key[0] == "cast" else value
+    return it.derived(("cast", base, dtype), value.text, (base,), value.flow)
