@@ -20,7 +20,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from precisionlint import __version__, catalogue
+from precisionlint import __version__, catalogue, plugins
 from precisionlint.codec import decode, encode
 from precisionlint.config import Settings
 from precisionlint.reader import NOTHING, FileResult, Looked, Plan, Reading, digest
@@ -58,7 +58,7 @@ def folder(setting: str, base: Path) -> Path | None:
 def program() -> str:
     """What names this program: its version, its files as they stand now, and the Python that parses."""
     told = hashlib.blake2b(f"{__version__} {sys.version}".encode(), digest_size=16)
-    for top in (Path(__file__).parent, catalogue.folder()):
+    for top in (Path(__file__).parent, catalogue.folder(), *(each.pages.parent for each in plugins.installed())):
         for place, folders, names in os.walk(top):
             folders[:] = sorted(each for each in folders if each not in ("__pycache__", "trace", "kernels"))
             for name in sorted(names):

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
 
+from precisionlint import plugins
 from precisionlint.errors import InputError
 from precisionlint.findings import SEVERITIES, Severity
 
@@ -113,8 +114,12 @@ def folder() -> Path:
 
 @cache
 def load(root: Path | None = None) -> Mapping[str, Rule]:
-    """Every rule by name, in the order of families and names; `root` is another catalogue than the program's own."""
-    pages = sorted((root or folder()).glob("*/*.md"), key=lambda page: (page.parent.name, page.stem))
+    """Every rule by name, in the order of families and names: the program's own and those of plugins, or those of the catalogue
+    `root` alone."""
+    folders = [folder(), *(plugin.pages for plugin in plugins.installed())] if root is None else [root]
+    pages = sorted(
+        (page for each in folders for page in each.glob("*/*.md")), key=lambda page: (page.parent.name, page.stem)
+    )
     if not pages:
         raise CatalogueError(f"{root or folder()}: the catalogue holds no page")
     rules: dict[str, Rule] = {}
@@ -205,6 +210,7 @@ def experiment(rule: Rule) -> Experiment | None:
 
 def index(rules: Mapping[str, Rule] | None = None) -> str:
     """The text of `rules/README.md`."""
+    rules = load(folder()) if rules is None else rules
     lines = [
         "# Rules",
         "",

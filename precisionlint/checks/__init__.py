@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
+from functools import cache
+
+from precisionlint import plugins
 from precisionlint.checks import (
     autocast,
     custom_ops,
@@ -12,7 +17,7 @@ from precisionlint.checks import (
     matmul_precision,
     trainers,
 )
-from precisionlint.checks.base import Check, Evidence, Hit, Judge, Seen
+from precisionlint.checks.base import Automaton, Check, Evidence, Family, Hit, Judge, Seen
 
 FAMILIES = (
     loss_scaling.FAMILY,
@@ -26,6 +31,34 @@ FAMILIES = (
 )
 
 RULES: dict[str, Check] = {check.rule: check for family in FAMILIES for check in family.checks}
-"""Rule name -> its check."""
+"""Rule name -> its check, of this program's own."""
 
-__all__ = ["RULES", "Check", "Evidence", "Hit", "Judge", "Seen"]
+
+@cache
+def all_rules() -> Mapping[str, Check]:
+    """Rule name -> its check, those of plugins too. Raises plugins.PluginError for one that does not keep its contract."""
+    rules = dict(RULES)
+    automata = {check.automaton.name for check in RULES.values()}
+    for plugin in plugins.installed():
+        own = {check.rule: check for family in _families(plugin) for check in family.checks}
+        pages = {page.stem for page in plugin.pages.glob("*/*.md")}
+        if lone := sorted(own.keys() ^ pages):
+            raise plugin.wrong(f"the rule {lone[0]} has {'no page' if lone[0] in own else 'a page and no check'}")
+        if taken := sorted(automata & {check.automaton.name for check in own.values()}):
+            raise plugin.wrong(f"another family's automaton is called {taken[0]} already")
+        automata |= {check.automaton.name for check in own.values()}
+        rules |= own
+    return rules
+
+
+def _families(plugin: plugins.Plugin) -> tuple[Family, ...]:
+    try:
+        families = tuple(importlib.import_module(plugin.module).FAMILIES)
+    except Exception as error:  # whatever a module does when it is imported
+        raise plugin.wrong(f"{type(error).__name__}: {error}") from error
+    if not all(isinstance(family, Family) for family in families):
+        raise plugin.wrong("FAMILIES holds something that is no precisionlint.checks.Family")
+    return families
+
+
+__all__ = ["RULES", "Automaton", "Check", "Evidence", "Family", "Hit", "Judge", "Seen", "all_rules"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precisionlint import catalogue
-from precisionlint.checks import RULES, Hit, Judge
+from precisionlint.checks import Hit, Judge, all_rules
 from precisionlint.findings import FileError, Finding, GaveUp, Place, Step
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.source.project import Project, ProjectModule
@@ -52,7 +52,7 @@ class Run:
 
     def __init__(self, select: frozenset[str], assume: dict[str, str], device: str = "") -> None:
         self.rules = catalogue.load()
-        self.judge = Judge(check for name, check in RULES.items() if name in select)
+        self.judge = Judge(check for name, check in all_rules().items() if name in select)
         self.assume: dict[str, Value] = {name: assumed(text) for name, text in assume.items()}
         self.device = device
         self.projects: dict[Path, Project] = {}

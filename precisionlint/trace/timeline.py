@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from precisionlint import catalogue
-from precisionlint.checks import RULES, Evidence, Hit, Judge
+from precisionlint.checks import Evidence, Hit, Judge, all_rules
 from precisionlint.events import Event
 from precisionlint.findings import Finding, Place, Step
 
@@ -24,7 +24,7 @@ class Timeline:
 
     def hits(self, select: Collection[str]) -> list[Hit]:
         """What the selected checks find on it, each fault once."""
-        judge = Judge(check for name, check in RULES.items() if name in select)
+        judge = Judge(check for name, check in all_rules().items() if name in select)
         found: list[Any] = []
         states = judge.start
         for event in self.events:
