@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from precisionlint import cli
+from precisionlint import catalogue, cli
 from precisionlint.kernels import contracts
 from precisionlint.kernels.contracts import ContractError
 from precisionlint.kernels.launchers import LauncherError, load
@@ -255,6 +255,17 @@ def test_nameless():
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout
+
+
+def test_the_page_of_broken_contracts_shows_one_that_is_broken_and_one_that_is_kept(tmp_path: Path) -> None:
+    for example in catalogue.examples(catalogue.find("kernel-breaks-contract")):
+        path = tmp_path / f"{example.kind}.py"
+        path.write_text(example.code, encoding="utf-8")
+        verification = interpreted(str(path))
+        assert verification.errors == ()
+        assert verification.exit_code == (example.kind == "wrong")
+        lines = {outcome.line for outcome in verification.outcomes if not outcome.sound}
+        assert lines == {line for line, _ in example.marks}
 
 
 RARE = """

@@ -11,11 +11,13 @@ from precisionlint.checks import (
     autocast,
     custom_ops,
     data_parallel,
+    fp8,
     jax,
     loss_scaling,
     master_weights,
     matmul_precision,
     trainers,
+    triton,
 )
 from precisionlint.checks.base import Automaton, Check, Evidence, Family, Hit, Judge, Seen
 
@@ -28,6 +30,8 @@ FAMILIES = (
     data_parallel.FAMILY,
     trainers.FAMILY,
     jax.FAMILY,
+    triton.FAMILY,
+    fp8.FAMILY,
 )
 
 RULES: dict[str, Check] = {check.rule: check for family in FAMILIES for check in family.checks}

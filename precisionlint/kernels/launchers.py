@@ -92,7 +92,7 @@ def load(spec: str) -> Callable[..., Any]:
 def check_form(name: str, launch: Callable[..., Any], inputs: tuple[Any, ...], form: str, example: str) -> None:
     """Raises LauncherError, with the form and an example, where a launcher cannot be called with such inputs at all."""
     try:
-        signature = inspect.signature(launch)
+        signature = inspect.signature(launch, follow_wrapped=False)
     except (TypeError, ValueError):  # a builtin: calling it will tell
         return
     try:

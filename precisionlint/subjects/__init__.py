@@ -72,11 +72,15 @@ WRITTEN = (
 )
 """What a setting of half precision in Python source is called, of those that are read."""
 
+KERNELS = (b".dot(", b".sum(", b".cumsum(", b".zeros(", b".full(", b".fma(", b".max(")
+"""What a Triton kernel calls of which anything can be said."""
+
 SUBJECTS: tuple[Subject, ...] = (
     Subject("precisionlint.subjects.configurations", (".json", ".yaml", ".yml"), (HALF, CONFIGURED)),
     Subject("precisionlint.subjects.megatron", (".sh",), (HALF, (b"--bf16", b"--fp16"), WRITTEN)),
     Subject("precisionlint.subjects.jax_programs", (".py",), (HALF, (b"jax",), JAX)),
     Subject("precisionlint.subjects.python_settings", (".py",), (HALF, WRITTEN)),
+    Subject("precisionlint.subjects.triton", (".py",), ((b"jit",), (b"triton",), KERNELS)),
 )
 
 

@@ -1,0 +1,65 @@
+"""What the source of a Triton kernel says about precision: facts that no timeline has, since a kernel's arithmetic is none of torch's.
+
+``subjects/triton.py`` makes them; the checks judge them. Dtypes have the words of the formats: fp32, fp16, bf16, e4m3fn, e5m2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from precisionlint.events import Event
+from precisionlint.findings import Place
+
+HALVES = frozenset({"fp16", "bf16"})
+FP8 = frozenset({"e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e4b15"})
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A dtype that a value has: ``sure`` where the kernel itself says so, else a launch that the file shows does (``at``)."""
+
+    dtype: str
+    sure: bool = True
+    at: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulated(Event):
+    """A loop adds to ``name``, which was made with this dtype at ``made`` and is handed on from turn to turn."""
+
+    name: str
+    dtype: Typed
+    made: Place
+    by_dot: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced(Event):
+    """``api`` (``tl.sum``, ``tl.cumsum``) adds numbers of this dtype, and keeps the sum in it."""
+
+    api: str
+    dtype: Typed
+
+
+@dataclass(frozen=True, slots=True)
+class Dotted(Event):
+    """``tl.dot`` of operands of these dtypes. ``carried``: its sum starts from an accumulator that a loop hands on. ``bounded``: it is
+    told after how many of K to promote. ``precise``: it is told how to treat fp32 operands."""
+
+    a: Typed | None
+    b: Typed | None
+    carried: str
+    bounded: bool
+    precise: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledByAmax(Event):
+    """Numbers are brought into the range of FP8 by a scale that was made from their largest magnitude, at ``amax``.
+
+    ``floored``: nothing lets it be zero. ``inverse``: the scale is a multiplier, the maximum over the magnitude.
+    """
+
+    amax: Place
+    floored: bool
+    inverse: bool

@@ -1,0 +1,225 @@
+"""The dtypes that a file's own launches give to the pointers of its Triton kernels.
+
+Plain functions and the module's top level are followed in order, flow by flow, through the calls between them. A dtype counts only where
+the file shows it: a constructor's ``dtype=``, a cast, an assertion. What is unknown stays unknown.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from precisionlint.kernel_facts import Typed
+from precisionlint.subjects import File
+
+DTYPES = {
+    "float32": "fp32",
+    "float": "fp32",
+    "float64": "fp64",
+    "double": "fp64",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3fn",
+    "float8_e5m2": "e5m2",
+    "float8_e4m3fnuz": "e4m3fnuz",
+    "float8_e5m2fnuz": "e5m2fnuz",
+}
+"""torch's names of dtypes, and the words that are used here."""
+
+CASTS = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp64"}
+SAME = frozenset(
+    {"contiguous", "view", "reshape", "t", "transpose", "permute", "clone", "detach", "cuda", "flatten", "squeeze"}
+    | {"unsqueeze", "expand", "requires_grad_", "narrow", "T", "mT"}
+)
+"""Methods and attributes of a tensor that keep its dtype."""
+ROUNDS = 4
+"""How many calls deep a dtype is followed from function to function."""
+
+Reaching = frozenset[Typed]
+NOTHING: Reaching = frozenset()
+
+
+@dataclass
+class _Function:
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+    given: dict[str, Reaching] = field(default_factory=dict)
+
+
+def reaching(file: File, kernels: Mapping[str, ast.FunctionDef]) -> dict[str, dict[str, Reaching]]:
+    """Kernel name -> parameter -> the dtypes with which the file's launches reach it."""
+    flow = _Flow(file, kernels)
+    for _ in range(ROUNDS):
+        before = flow.known()
+        flow.module()
+        if flow.known() == before:
+            break
+    return flow.found
+
+
+class _Flow:
+    def __init__(self, file: File, kernels: Mapping[str, ast.FunctionDef]) -> None:
+        self.file = file
+        self.kernels = kernels
+        self.found: dict[str, dict[str, Reaching]] = {name: {} for name in kernels}
+        self.bodies = [
+            _Function(node)
+            for node in ast.walk(file.syntax)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node not in kernels.values()
+        ]
+        self.functions = {each.node.name: each for each in self.bodies if each.node in file.syntax.body}
+
+    def known(self) -> int:
+        """How much is known: it only grows."""
+        sizes = [len(each) for function in self.functions.values() for each in function.given.values()]
+        return sum(sizes) + sum(len(each) for given in self.found.values() for each in given.values())
+
+    def module(self) -> None:
+        body = [each for each in self.file.syntax.body if not isinstance(each, (ast.FunctionDef, ast.ClassDef))]
+        self.block(body, {})
+        for function in self.bodies:
+            arguments = function.node.args
+            scope = dict(function.given)
+            defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + list(arguments.defaults)
+            for parameter, default in zip(arguments.args, defaults, strict=True):
+                dtype = _dtype(default) if default is not None else ""
+                if dtype:
+                    place = self.file.place(default) if default is not None else None
+                    scope[parameter.arg] = scope.get(parameter.arg, NOTHING) | {Typed(dtype, False, place)}
+            self.block(function.node.body, scope)
+
+    def block(self, body: Sequence[ast.stmt], scope: dict[str, Reaching]) -> None:
+        """Follows statements in their order; branches are joined, loops entered once."""
+        for statement in body:
+            self.statement(statement, scope)
+
+    def statement(self, node: ast.stmt, scope: dict[str, Reaching]) -> None:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            return
+        if isinstance(node, ast.Assert):
+            self.narrow(node.test, scope)
+        for call in _calls(node):
+            self.call(call, scope)
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            self.bind(node.targets[0], node.value, scope)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self.bind(node.target, node.value, scope)
+        elif isinstance(node, ast.If):
+            then, other = dict(scope), dict(scope)
+            self.block(node.body, then)
+            self.block(node.orelse, other)
+            for name in then.keys() | other.keys():
+                scope[name] = then.get(name, NOTHING) | other.get(name, NOTHING)
+        elif isinstance(node, (ast.For, ast.While, ast.With, ast.Try)):
+            for part in ("body", "handlers", "orelse", "finalbody"):
+                for each in getattr(node, part, []):
+                    self.block(each.body if isinstance(each, ast.ExceptHandler) else [each], scope)
+
+    def bind(self, target: ast.expr, value: ast.expr, scope: dict[str, Reaching]) -> None:
+        if isinstance(target, ast.Name):
+            scope[target.id] = self.value(value, scope)
+        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            for each, part in zip(target.elts, [self.value(part, scope) for part in value.elts], strict=True):
+                if isinstance(each, ast.Name):
+                    scope[each.id] = part
+        elif isinstance(target, ast.Tuple):
+            for each in target.elts:
+                if isinstance(each, ast.Name):
+                    scope[each.id] = NOTHING
+
+    def narrow(self, test: ast.expr, scope: dict[str, Reaching]) -> None:
+        """``assert x.dtype == torch.float16``, ``assert x.dtype in (...)``, also joined by ``and``."""
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+            for each in test.values:
+                self.narrow(each, scope)
+        if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+            return
+        left, right = test.left, test.comparators[0]
+        if not (isinstance(left, ast.Attribute) and left.attr == "dtype" and isinstance(left.value, ast.Name)):
+            return
+        options = right.elts if isinstance(right, (ast.Tuple, ast.List, ast.Set)) else [right]
+        dtypes = [_dtype(each) for each in options]
+        if isinstance(test.ops[0], (ast.Eq, ast.In)) and all(dtypes):
+            at = self.file.place(test)
+            scope[left.value.id] = frozenset(Typed(dtype, False, at) for dtype in dtypes)
+
+    def value(self, node: ast.expr, scope: Mapping[str, Reaching]) -> Reaching:
+        """The dtypes that an expression's tensor (or the dtype that it is) can have."""
+        if isinstance(node, ast.Name):
+            return scope.get(node.id, NOTHING)
+        if dtype := _dtype(node):
+            return frozenset({Typed(dtype, False, self.file.place(node))})
+        if isinstance(node, ast.Attribute):
+            return self.value(node.value, scope) if node.attr in SAME or node.attr == "dtype" else NOTHING
+        if isinstance(node, ast.Subscript):
+            return self.value(node.value, scope)
+        if isinstance(node, ast.IfExp):
+            return self.value(node.body, scope) | self.value(node.orelse, scope)
+        if isinstance(node, ast.Call):
+            return self.made(node, scope)
+        return NOTHING
+
+    def made(self, node: ast.Call, scope: Mapping[str, Reaching]) -> Reaching:
+        at = self.file.place(node)
+        for keyword in node.keywords:
+            if keyword.arg == "dtype":
+                return frozenset(replace(each, at=at) for each in self.value(keyword.value, scope))
+        if not isinstance(node.func, ast.Attribute):
+            return NOTHING
+        method, owner = node.func.attr, node.func.value
+        if method in CASTS and not node.args:
+            return frozenset({Typed(CASTS[method], False, at)})
+        if method in ("to", "type") and node.args:
+            for argument in node.args:
+                if given := self.value(argument, scope):
+                    return frozenset(replace(each, at=at) for each in given)
+            return self.value(owner, scope) if method == "to" else NOTHING
+        if method.endswith("_like") and node.args:
+            return self.value(node.args[0], scope)
+        return self.value(owner, scope) if method in SAME else NOTHING
+
+    def call(self, node: ast.Call, scope: Mapping[str, Reaching]) -> None:
+        """A launch ``kernel[grid](...)`` or a call of one of the file's functions hands its arguments' dtypes on."""
+        function = node.func.value if isinstance(node.func, ast.Subscript) else node.func
+        name = function.id if isinstance(function, ast.Name) else ""
+        if isinstance(node.func, ast.Subscript) and name in self.kernels:
+            self.hand(node, self.kernels[name].args, self.found[name], scope)
+        elif name in self.functions:
+            called = self.functions[name]
+            self.hand(node, called.node.args, called.given, scope)
+
+    def hand(
+        self,
+        node: ast.Call,
+        parameters: ast.arguments,
+        given: dict[str, Reaching],
+        scope: Mapping[str, Reaching],
+    ) -> None:
+        names = [each.arg for each in (*parameters.posonlyargs, *parameters.args)]
+        if any(isinstance(argument, ast.Starred) for argument in node.args):
+            names = names[: next(i for i, each in enumerate(node.args) if isinstance(each, ast.Starred))]
+        pairs = [*zip(names, node.args, strict=False), *((each.arg, each.value) for each in node.keywords if each.arg)]
+        for name, argument in pairs:
+            if name and (value := self.value(argument, scope)):
+                given[name] = given.get(name, NOTHING) | value
+
+
+def _calls(node: ast.stmt) -> Iterator[ast.Call]:
+    """The calls that a statement makes itself, not those of the blocks inside of it."""
+    pending: list[ast.AST] = [
+        each for each in ast.iter_child_nodes(node) if not isinstance(each, (ast.stmt, ast.ExceptHandler))
+    ]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, ast.Call):
+            yield each
+        if not isinstance(each, ast.Lambda):
+            pending.extend(ast.iter_child_nodes(each))
+
+
+def _dtype(node: ast.expr | None) -> str:
+    """The word for ``torch.float16`` and the like, or nothing."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
+        return DTYPES.get(node.attr, "")
+    return ""

@@ -1,0 +1,279 @@
+"""What `check` reads in Triton kernels: faults of the four rules and of FP8 scales, and as much sound code that looks like them."""
+
+from pathlib import Path
+
+import pytest
+
+from precisionlint import check
+
+RULES = (
+    "triton-half-accumulator",
+    "triton-half-reduction",
+    "triton-imprecise-fp8-dot",
+    "triton-default-tf32",
+    "fp8-zero-amax",
+)
+HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n\n@triton.jit\ndef kernel(x_ptr, y_ptr, N, BLOCK: tl.constexpr):\n"
+
+
+def found(tmp_path: Path, body: str, after: str = "") -> list[tuple[str, str]]:
+    """(rule, confidence) of what is found in a kernel of that body, and in what follows it."""
+    path = tmp_path / "kernels.py"
+    lines = "".join(f"    {line}\n" for line in body.strip("\n").splitlines())
+    path.write_text(f"{HEAD}{lines}\n\n{after}", encoding="utf-8")
+    report = check([str(path)], select=RULES, isolated=True)
+    assert report.errors == ()
+    return [(finding.rule, finding.confidence) for finding in report.findings]
+
+
+ACCUMULATORS = {
+    "a dot into a half sum": """
+acc = tl.zeros((BLOCK, BLOCK), tl.float16)
+for k in range(N):
+    acc += tl.dot(tl.load(x_ptr + k), tl.load(y_ptr + k), out_dtype=tl.float16)
+""",
+    "by keyword": """
+acc = tl.zeros([BLOCK], dtype=tl.bfloat16)
+for k in range(N):
+    acc = acc + tl.load(x_ptr + k)
+""",
+    "in an inner loop": """
+for m in range(N):
+    acc = tl.zeros([BLOCK], dtype=tl.bfloat16)
+    for k in range(N):
+        acc += tl.load(x_ptr + k).to(tl.bfloat16)
+    tl.store(y_ptr + m, acc)
+""",
+    "under a condition": """
+acc = tl.full([BLOCK], 0.0, dtype=tl.float16)
+k = 0
+while k < N:
+    if k % 2 == 0:
+        acc += tl.load(x_ptr + k)
+    k += 1
+""",
+    "after a cast": """
+acc = tl.load(x_ptr).to(tl.float16)
+for k in range(N):
+    acc = tl.fma(tl.load(x_ptr + k).to(tl.float16), tl.load(y_ptr + k).to(tl.float16), acc)
+""",
+}
+
+
+@pytest.mark.parametrize("body", ACCUMULATORS.values(), ids=ACCUMULATORS.keys())
+def test_a_sum_in_half_around_a_loop_is_found(tmp_path: Path, body: str):
+    assert found(tmp_path, body) == [("triton-half-accumulator", "certain")]
+
+
+SOUND = {
+    "an fp32 sum": """
+acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+for k in range(N):
+    acc += tl.dot(tl.load(x_ptr + k), tl.load(y_ptr + k))
+tl.store(y_ptr, acc.to(tl.float16))
+""",
+    "a half tile made anew in each turn": """
+acc = tl.zeros([BLOCK], dtype=tl.float32)
+for k in range(N):
+    tile = tl.zeros([BLOCK], dtype=tl.float16)
+    tile += tl.load(x_ptr + k).to(tl.float16)
+    acc += tile.to(tl.float32)
+""",
+    "a half maximum": """
+top = tl.zeros([BLOCK], dtype=tl.float16)
+for k in range(N):
+    top = tl.maximum(top, tl.load(x_ptr + k).to(tl.float16))
+""",
+    "an integer counter beside half numbers": """
+count = tl.zeros([BLOCK], dtype=tl.int32)
+zero = tl.zeros([BLOCK], dtype=tl.float16)
+for k in range(N):
+    count += 1
+    tl.store(y_ptr + k, zero)
+""",
+    "a sum once, outside of a loop": """
+acc = tl.zeros([BLOCK], dtype=tl.float16)
+acc += tl.load(x_ptr).to(tl.float16)
+""",
+    "pointers that move on": """
+pointers = x_ptr + tl.arange(0, BLOCK)
+for k in range(N):
+    value = tl.load(pointers).to(tl.float16)
+    pointers += BLOCK
+    tl.store(y_ptr + k, value)
+""",
+    "the element type of an argument": """
+acc = tl.zeros([BLOCK], dtype=y_ptr.dtype.element_ty)
+for k in range(N):
+    acc += tl.load(x_ptr + k)
+""",
+    "an unrolled sum that becomes fp32": """
+acc = tl.zeros([BLOCK], dtype=tl.float16)
+for k in tl.static_range(4):
+    acc = acc + tl.load(x_ptr + k).to(tl.float32)
+""",
+    "a sum of integers": """
+i = tl.load(x_ptr).to(tl.int32)
+tl.store(y_ptr, tl.sum(i, axis=0))
+""",
+    "a sum of fp32": """
+x = tl.load(x_ptr).to(tl.float16)
+tl.store(y_ptr, tl.sum(x.to(tl.float32) * 2, axis=0))
+""",
+    "a half sum with fp32 asked for": """
+x = tl.load(x_ptr).to(tl.float16)
+tl.store(y_ptr, tl.sum(x, axis=0, dtype=tl.float32))
+""",
+    "a half maximum of a tile": """
+x = tl.load(x_ptr).to(tl.float16)
+tl.store(y_ptr, tl.max(x, axis=0))
+""",
+    "a load of unknown dtype": """
+tl.store(y_ptr, tl.sum(tl.load(x_ptr), axis=0))
+""",
+    "an fp8 dot added outside": """
+acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+for k in range(N):
+    acc += tl.dot(tl.load(x_ptr + k).to(tl.float8e5), tl.load(y_ptr + k).to(tl.float8e5))
+""",
+    "an fp8 dot that is bounded": """
+acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+for k in range(N):
+    acc = tl.dot(tl.load(x_ptr + k).to(tl.float8e5), tl.load(y_ptr + k).to(tl.float8e5), acc, max_num_imprecise_acc=32)
+""",
+    "one fp8 dot with no loop": """
+acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+acc = tl.dot(tl.load(x_ptr).to(tl.float8e5), tl.load(y_ptr).to(tl.float8e5), acc)
+""",
+    "a bf16 dot along K": """
+acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+for k in range(N):
+    acc = tl.dot(tl.load(x_ptr + k).to(tl.bfloat16), tl.load(y_ptr + k).to(tl.bfloat16), acc)
+""",
+    "an fp32 dot that says how": """
+tl.store(y_ptr, tl.dot(tl.load(x_ptr).to(tl.float32), tl.load(y_ptr).to(tl.float32), allow_tf32=False))
+""",
+    "a scale with a floor": """
+x = tl.load(x_ptr).to(tl.float32)
+s = tl.maximum(tl.max(tl.abs(x)), 1e-10) / 448.0
+tl.store(y_ptr, (x / s).to(tl.float8e4nv))
+""",
+    "a scale with an epsilon": """
+x = tl.load(x_ptr).to(tl.float32)
+s = tl.max(tl.abs(x)) / 448.0 + 1e-8
+tl.store(y_ptr, (x / s).to(tl.float8e4nv))
+""",
+    "a scale that is looked at": """
+x = tl.load(x_ptr).to(tl.float32)
+s = tl.max(tl.abs(x)) / 448.0
+s = 1.0 if s == 0 else s
+tl.store(y_ptr, (x / s).to(tl.float8e4nv))
+""",
+    "a scale under a condition": """
+x = tl.load(x_ptr).to(tl.float32)
+amax = tl.max(tl.abs(x))
+if amax > 0:
+    tl.store(y_ptr, (x * (448.0 / amax)).to(tl.float8e4nv))
+""",
+    "a scale from a running maximum above zero": """
+amax = tl.full([BLOCK], 1e-4, tl.float32)
+for k in range(N):
+    amax = tl.maximum(amax, tl.max(tl.abs(tl.load(x_ptr + k).to(tl.float32)), 1))
+tl.store(y_ptr, (tl.load(x_ptr).to(tl.float32) / (amax / 448.0)).to(tl.float8e4nv))
+""",
+    "int8, which is another matter": """
+x = tl.load(x_ptr).to(tl.float32)
+s = tl.max(tl.abs(x)) / 127.0
+tl.store(y_ptr, (x / s).to(tl.int8))
+""",
+    "a scale from elsewhere": """
+x = tl.load(x_ptr).to(tl.float32)
+tl.store(y_ptr, (x / tl.load(y_ptr)).to(tl.float8e4nv))
+""",
+}
+
+
+@pytest.mark.parametrize("body", SOUND.values(), ids=SOUND.keys())
+def test_sound_kernels_are_silent(tmp_path: Path, body: str):
+    assert found(tmp_path, body) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "rule"),
+    [
+        ("x = tl.load(x_ptr).to(tl.float16)\ntl.store(y_ptr, tl.sum(x * x, 0))", "triton-half-reduction"),
+        ("x = tl.load(x_ptr).to(tl.bfloat16)\ntl.store(y_ptr, (x * 2).sum(0))", "triton-half-reduction"),
+        ("x = tl.load(x_ptr).to(tl.bfloat16)\ntl.store(y_ptr, tl.cumsum(x[:, None], 0))", "triton-half-reduction"),
+        ("x = tl.load(x_ptr).to(tl.float32)\ntl.store(y_ptr, tl.dot(x, tl.trans(x)))", "triton-default-tf32"),
+        (
+            "x = tl.load(x_ptr).to(tl.float32)\nm = tl.max(tl.abs(x))\n"
+            "s = tl.exp2(tl.ceil(tl.log2(m / 448.0)))\ntl.store(y_ptr, (x / s).to(tl.float8e4nv))",
+            "fp8-zero-amax",
+        ),
+        (
+            "x = tl.load(x_ptr).to(tl.float32)\ninv = 1.0 / (tl.max(tl.abs(x), axis=1) / 448.0)\n"
+            "tl.store(y_ptr, tl.clamp(x * inv[:, None], -448.0, 448.0))",
+            "fp8-zero-amax",
+        ),
+        (
+            "m = tl.zeros([BLOCK], tl.float32)\nfor k in range(N):\n"
+            "    m = tl.maximum(m, tl.max(tl.abs(tl.load(x_ptr + k).to(tl.float32)), 1))\n"
+            "tl.store(y_ptr, (tl.load(x_ptr).to(tl.float32) / (m / 448.0)).to(tl.float8e4nv))",
+            "fp8-zero-amax",
+        ),
+    ],
+)
+def test_what_a_kernel_says_itself_is_found_and_certain(tmp_path: Path, body: str, rule: str):
+    assert found(tmp_path, body) == [(rule, "certain")]
+
+
+SUMS = "tl.store(y_ptr, tl.sum(tl.load(x_ptr + tl.arange(0, BLOCK)), axis=0))"
+DOTS = """
+acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+for k in range(N):
+    acc = tl.dot(tl.load(x_ptr + k), tl.load(y_ptr + k), acc)
+"""
+LAUNCH = "def launch(x, y):\n    kernel[(1,)](x, y, x.numel(), BLOCK=128)\n\n\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "after", "rule"),
+    [
+        (SUMS, LAUNCH + "launch(torch.ones(128, dtype=torch.float16), torch.empty(1))", "triton-half-reduction"),
+        (SUMS, LAUNCH + "x = torch.ones(128).half()\nlaunch(x.view(-1), torch.empty(1))", "triton-half-reduction"),
+        (SUMS, "def launch(x):\n    assert x.dtype in (torch.float16, torch.bfloat16)\n    kernel[(1,)](x, x, 1, 128)", "triton-half-reduction"),
+        (SUMS, "def launch(x, dtype=torch.bfloat16):\n    x = x.to(dtype)\n    kernel[(1,)](x_ptr=x, y_ptr=x, N=1)", "triton-half-reduction"),
+        (DOTS, LAUNCH + "a = torch.ones(8, 8).to(torch.float8_e5m2)\nlaunch(a, a)", "triton-imprecise-fp8-dot"),
+    ],
+)  # fmt: skip
+def test_a_launch_in_the_file_says_the_dtype_and_that_is_likely(tmp_path: Path, body: str, after: str, rule: str):
+    assert found(tmp_path, body, after) == [(rule, "likely")]
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        LAUNCH + "launch(torch.ones(128), torch.empty(1))",
+        LAUNCH + "x = torch.ones(128, dtype=torch.float16)\nx = x.float()\nlaunch(x, torch.empty(1))",
+        LAUNCH + "launch(torch.empty(1), torch.ones(128, dtype=torch.float16))",
+        "def launch(x):\n    x = x.half()\n    x = x + torch.ones(1)\n    kernel[(1,)](x, x, 1, 128)",
+        "def launch(*args):\n    kernel[(1,)](*args)",
+    ],
+)
+def test_a_launch_with_other_dtypes_or_unknown_ones_says_nothing(tmp_path: Path, after: str):
+    assert found(tmp_path, SUMS, after) == []
+
+
+def test_a_helper_is_read_with_what_its_caller_knows(tmp_path: Path):
+    helper = "@triton.jit\ndef add_up(x):\n    return tl.sum(x, axis=0)\n"
+    assert found(tmp_path, "tl.store(y_ptr, add_up(tl.load(x_ptr).to(tl.float16)))", helper) == [
+        ("triton-half-reduction", "certain")
+    ]
+    assert found(tmp_path, "tl.store(y_ptr, add_up(tl.load(x_ptr).to(tl.float32)))", helper) == []
+
+
+def test_functions_that_triton_does_not_compile_are_not_read(tmp_path: Path):
+    plain = (
+        "def plain(x):\n    acc = tl.zeros([4], tl.float16)\n    for k in range(4):\n        acc += x\n    return acc\n"
+    )
+    assert found(tmp_path, "tl.store(y_ptr, tl.load(x_ptr))", plain) == []
