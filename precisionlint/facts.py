@@ -44,3 +44,29 @@ class HalfParams(Event):
     by: str
     taken: Place
     sure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTo(Event):
+    """A result that was computed in half is held to a tolerance. ``against``: ``"fp32"`` for a reference that was computed in fp32,
+    ``"half"`` for one that another op computed in half. ``kind``: ``"close"`` (``atol + rtol * |expected|``) or ``"mean"`` (a mean relative
+    error, then ``rtol`` holds it). ``made``: where the result was computed, by ``op``; ``parameter``: the test's parameter that makes it half.
+    """
+
+    kind: Literal["close", "mean"]
+    dtype: str
+    rtol: float
+    atol: float
+    op: str
+    against: Literal["fp32", "half"]
+    made: Place
+    parameter: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToNumpy(Event):
+    """A bf16 tensor of torch's is handed to numpy, by ``call``. ``made``: where it took the dtype."""
+
+    call: str
+    made: Place
+    parameter: str

@@ -16,6 +16,7 @@ from precisionlint.checks import (
     loss_scaling,
     master_weights,
     matmul_precision,
+    tests,
     trainers,
     triton,
 )
@@ -32,6 +33,7 @@ FAMILIES = (
     jax.FAMILY,
     triton.FAMILY,
     fp8.FAMILY,
+    tests.FAMILY,
 )
 
 RULES: dict[str, Check] = {check.rule: check for family in FAMILIES for check in family.checks}

@@ -57,6 +57,8 @@ CONFIGURED = (
     b"downcast_bf16",
     b"16-true",
 )
+NAMED_HALF = (b"bfloat16", b"float16", b".half")
+TAKEN = (b"allclose", b"assert_close", b".numpy()", b"np.asarray", b"np.array", b"error < ", b"err < ")
 JAX = (b".add(", b"segment_sum", b"scan", b"fori_loop", b"pallas_call", b"jnp.zeros", b"optax", b"softmax", b"float32")
 WRITTEN = (
     b"communication_data_type",
@@ -79,6 +81,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("precisionlint.subjects.configurations", (".json", ".yaml", ".yml"), (HALF, CONFIGURED)),
     Subject("precisionlint.subjects.megatron", (".sh",), (HALF, (b"--bf16", b"--fp16"), WRITTEN)),
     Subject("precisionlint.subjects.jax_programs", (".py",), (HALF, (b"jax",), JAX)),
+    Subject("precisionlint.subjects.half_values", (".py",), (NAMED_HALF, (b"torch",), TAKEN)),
     Subject("precisionlint.subjects.python_settings", (".py",), (HALF, WRITTEN)),
     Subject("precisionlint.subjects.triton", (".py",), ((b"jit",), (b"triton",), KERNELS)),
 )

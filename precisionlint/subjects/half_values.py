@@ -1,0 +1,447 @@
+"""Torch tensors of one function by their dtype: which are half, which were computed in half, and what becomes of them.
+
+It reads tests and other straight code: names are followed from the top of a function to its end, helpers are not entered. The result of
+an unknown function of half tensors is taken to be half (and what depends on that is likely, not certain).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from precisionlint.events import Event
+from precisionlint.facts import HeldTo, ToNumpy
+from precisionlint.findings import Place
+from precisionlint.recipes import HALVES
+from precisionlint.subjects import File
+from precisionlint.subjects.names import Names, argument
+
+WIDE = ("float32", "float", "float64", "double")
+CREATORS = frozenset(
+    {
+        "randn",
+        "rand",
+        "zeros",
+        "ones",
+        "empty",
+        "full",
+        "tensor",
+        "linspace",
+        "randn_like",
+        "rand_like",
+        "zeros_like",
+        "ones_like",
+    }
+)
+LIKE = frozenset({"randn_like", "rand_like", "zeros_like", "ones_like", "empty_like", "full_like"})
+KEEPING = frozenset(
+    {
+        "detach", "cpu", "cuda", "clone", "contiguous", "view", "reshape", "transpose", "permute", "squeeze", "unsqueeze", "flatten", "expand",
+        "requires_grad_", "t", "T", "mT", "data", "abs", "neg", "clamp", "relu", "to_local", "resolve_conj",
+    }
+)  # fmt: skip
+"""Methods and attributes whose result has the dtype and the precision of the tensor."""
+COMPUTING = frozenset(
+    {
+        "matmul", "mm", "bmm", "addmm", "linear", "einsum", "softmax", "log_softmax", "layer_norm", "rms_norm", "sum", "mean", "cumsum", "norm",
+        "conv1d", "conv2d", "cross_entropy", "scaled_dot_product_attention", "logsumexp", "baddbmm", "dot", "var", "std", "prod",
+    }
+)  # fmt: skip
+"""Functions of torch that add many terms up."""
+OTHER_DTYPE = ("dtype", "out_dtype", "output_dtype")
+SAME = frozenset({"assert_close", "allclose", "assert_allclose", "assertTrue"})
+DEFAULTS = {
+    "torch.allclose": (1e-5, 1e-8),
+    "numpy.allclose": (1e-5, 1e-8),
+    "numpy.testing.assert_allclose": (1e-7, 0.0),
+}
+"""(rtol, atol) where they are not given; torch.testing.assert_close chooses by dtype, and asks for both or none."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """``dtype``: ``"bf16"``, ``"fp16"`` or ``"fp32"``; ``computed``: the half in which it was computed, also where it was widened since;
+    ``op``: what computed it, nothing for an input; ``parameter``: the test's parameter that decides."""
+
+    dtype: str
+    at: Place
+    computed: str = ""
+    op: str = ""
+    parameter: str = ""
+    guess: bool = False
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``result - reference``, or its size; ``mean``: relative to a size of the reference, on the mean."""
+
+    left: Tensor
+    right: Tensor
+    mean: bool = False
+    relative: bool = False
+
+
+Value = Tensor | Difference | None
+
+
+def read(file: File) -> Iterator[Event]:
+    """The facts of a file, function by function.
+
+    Raises: UnreadableError.
+    """
+    names = Names(file.nodes)
+    if not names.has("torch"):
+        return
+    for node in file.nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from Function(file, names, node).facts()
+
+
+class Function:
+    """One function; read twice, so that what a product says of its operands is known where they were handed on before."""
+
+    def __init__(self, file: File, names: Names, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.file = file
+        self.names = names
+        self.node = node
+        self.held: dict[str, Value] = {}
+        self.learnt: dict[str, Tensor] = {}
+        self.dtypes = _parameters(names, node)
+        self.numbers: dict[str, float | None] = {}
+        branches = [each for each in ast.walk(node) if isinstance(each, (ast.If, ast.IfExp, ast.Match))]
+        asked = {
+            name.id
+            for each in branches
+            if not isinstance(each, ast.Match)
+            for name in ast.walk(each.test)
+            if isinstance(name, ast.Name)
+        }
+        self.dtypes = {name: half for name, half in self.dtypes.items() if name not in asked}
+
+    def facts(self) -> Iterator[Event]:
+        text = "\n".join(self.file.lines[self.node.lineno - 1 : self.node.end_lineno])
+        if not self.dtypes and "float16" not in text and "half" not in text:
+            return
+        for _ in self.block(self.node.body):
+            pass
+        self.held = dict(self.learnt)
+        seen = set()
+        for fact in self.block(self.node.body):
+            if (type(fact), fact.at) not in seen:
+                seen.add((type(fact), fact.at))
+                yield fact
+
+    def block(self, body: list[ast.stmt]) -> Iterator[Event]:
+        for node in body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                continue
+            if isinstance(node, (ast.With, ast.AsyncWith)) and any(
+                "raises" in ast.unparse(each.context_expr) for each in node.items
+            ):
+                continue
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.expr):
+                    yield from self.judged(child)
+            if isinstance(node, ast.Assert):
+                yield from self.bounded(node.test)
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    self.bind(target, node.value)
+            for name in ("body", "orelse", "finalbody"):
+                inner = getattr(node, name, None)
+                if isinstance(inner, list):
+                    yield from self.block(inner)
+
+    def bind(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Name):
+            self.held[target.id] = self.value(value)
+            number = value.value if isinstance(value, ast.Constant) and isinstance(value.value, (int, float)) else None
+            self.numbers[target.id] = (
+                None if target.id in self.numbers and self.numbers[target.id] != number else number
+            )
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            values = (
+                value.elts if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) else None
+            )
+            for position, each in enumerate(target.elts):
+                if values is not None:
+                    self.bind(each, values[position])
+                elif isinstance(each, ast.Name):
+                    self.held[each.id] = self.learnt.get(each.id)
+
+    def value(self, node: ast.expr) -> Value:
+        if isinstance(node, ast.Name):
+            return self.held.get(node.id)
+        if isinstance(node, ast.Attribute):
+            return self.value(node.value) if node.attr in KEEPING else None
+        if isinstance(node, ast.Subscript):
+            of = self.value(node.value)
+            return of if isinstance(of, Tensor) and not of.guess else None
+        if isinstance(node, ast.UnaryOp):
+            return self.value(node.operand)
+        if isinstance(node, ast.BinOp):
+            return self.binary(node)
+        if isinstance(node, ast.Call):
+            return self.called(node)
+        return None
+
+    def binary(self, node: ast.BinOp) -> Value:
+        left, right = self.value(node.left), self.value(node.right)
+        if isinstance(left, Difference):
+            return (
+                replace(left, relative=True)
+                if isinstance(node.op, ast.Div) and not isinstance(right, Difference)
+                else None
+            )
+        if isinstance(left, Tensor) and isinstance(right, Tensor):
+            if isinstance(node.op, ast.Sub):
+                return Difference(left, right)
+            return self.computed("@" if isinstance(node.op, ast.MatMult) else "arithmetic", [left, right], node)
+        known = left if isinstance(left, Tensor) else right
+        if isinstance(node.op, ast.MatMult) and isinstance(known, Tensor):
+            self.learn(node.right if known is left else node.left, known)
+            return self.computed("@", [known], node)
+        if isinstance(known, Tensor) and any(isinstance(each, ast.Constant) for each in (node.left, node.right)):
+            return self.computed("arithmetic", [known], node)
+        return None
+
+    def learn(self, node: ast.expr, other: Tensor) -> None:
+        """The other operand of a product has the dtype of the first, or torch refuses it."""
+        while isinstance(node, ast.Attribute) and node.attr in KEEPING:
+            node = node.value
+        if isinstance(node, ast.Name):
+            self.learnt[node.id] = Tensor(other.dtype, self.file.place(node), parameter=other.parameter)
+
+    def computed(self, op: str, operands: list[Tensor], node: ast.expr, guess: bool = False) -> Tensor | None:
+        """What an op makes of its operands: in half where all are half, in fp32 where one is."""
+        at = self.file.place(node)
+        guess = guess or any(each.guess for each in operands)
+        parameter = next((each.parameter for each in operands if each.parameter), "")
+        before = next((each.computed for each in operands if each.computed), "")
+        wide = [each for each in operands if each.dtype == "fp32"]
+        if len(wide) == len(operands):
+            return Tensor("fp32", at, before, op, parameter, guess)
+        halves = {each.dtype for each in operands} - {"fp32"}
+        if wide or len(halves) > 1:
+            return None if guess else Tensor("fp32", at, before, op, parameter)
+        dtype = halves.pop()
+        return Tensor(dtype, at, dtype, op, parameter, guess)
+
+    def called(self, call: ast.Call) -> Value:
+        function, name = call.func, self.names.of(call.func)
+        last = function.attr if isinstance(function, ast.Attribute) else name.rpartition(".")[2]
+        if name.startswith("torch.") and last in CREATORS:
+            return self.created(call, last)
+        if name.startswith("torch.") and last in ("abs", "max", "amax", "mean") and call.args:
+            return self.measured(self.value(call.args[0]), last)
+        if name.startswith("torch."):
+            return self.torch_call(call, last)
+        if isinstance(function, ast.Attribute):
+            of = self.value(function.value)
+            if of is not None:
+                return self.method(of, call, function)
+            if last in ("to", "half", "bfloat16"):
+                return self.made_half(call, last)
+        operands = [
+            value
+            for each in (*call.args, *(k.value for k in call.keywords))
+            if isinstance(value := self.value(each), Tensor)
+        ]
+        if not operands or any(k.arg in OTHER_DTYPE for k in call.keywords) or not last:
+            return None
+        return self.computed(last, operands, call, guess=True)
+
+    def torch_call(self, call: ast.Call, op: str) -> Tensor | None:
+        values = [self.value(each) for each in call.args]
+        operands = [each for each in values if isinstance(each, Tensor)]
+        if not operands:
+            return None
+        dtype = argument(call, "dtype")
+        if dtype is not None:
+            made = self.dtype(dtype, call)
+            return (
+                replace(made, op=op, computed=made.dtype if made.dtype != "fp32" else operands[0].computed)
+                if made
+                else None
+            )
+        if op in COMPUTING or op in ("exp", "log", "tanh", "sigmoid", "gelu", "silu", "add", "mul"):
+            return self.computed(op, operands, call)
+        return self.computed(op, operands, call, guess=True)
+
+    def created(self, call: ast.Call, name: str) -> Tensor | None:
+        given = argument(call, "dtype")
+        if given is None:
+            if name in LIKE:
+                of = self.value(call.args[0]) if call.args else None
+                return replace(of, computed="", op="") if isinstance(of, Tensor) else None
+            return Tensor("fp32", self.file.place(call)) if name in ("randn", "rand") and not _splat(call) else None
+        return self.dtype(given, call)
+
+    def dtype(self, node: ast.expr, at: ast.expr) -> Tensor | None:
+        """A tensor of the dtype that an expression names."""
+        place = self.file.place(at)
+        if isinstance(node, ast.Name) and node.id in self.dtypes:
+            return Tensor(self.dtypes[node.id], place, parameter=node.id)
+        if isinstance(node, ast.Attribute) and node.attr == "dtype":
+            of = self.value(node.value)
+            return Tensor(of.dtype, place, parameter=of.parameter) if isinstance(of, Tensor) and not of.guess else None
+        package, _, last = self.names.of(node).rpartition(".")
+        if package != "torch":
+            return None
+        return Tensor(HALVES[last], place) if last in HALVES else Tensor("fp32", place) if last in WIDE else None
+
+    def method(self, of: Tensor | Difference, call: ast.Call, function: ast.Attribute) -> Value:
+        name = function.attr
+        if isinstance(of, Difference):
+            return self.measured(of, name)
+        if name in ("half", "bfloat16", "float", "double"):
+            dtype = {"half": "fp16", "bfloat16": "bf16"}.get(name, "fp32")
+            return replace(
+                of, dtype=dtype, at=self.file.place(call), guess=False, parameter=of.parameter if of.computed else ""
+            )
+        if name in ("to", "type"):
+            return self.cast(of, call)
+        if name in KEEPING:
+            viewed = name == "view" and any(self.names.of(each).startswith("torch.") for each in call.args)
+            return None if viewed else of
+        if name in COMPUTING:
+            others = [value for each in call.args if isinstance(value := self.value(each), Tensor)]
+            return self.computed(name, [of, *others], call) if argument(call, "dtype") is None else None
+        return None
+
+    def made_half(self, call: ast.Call, name: str) -> Tensor | None:
+        """What is known of a cast to half of something that is not known."""
+        at = self.file.place(call)
+        if name != "to":
+            return Tensor("bf16" if name == "bfloat16" else "fp16", at)
+        made = (self.dtype(each, call) for each in (*call.args, *(k.value for k in call.keywords if k.arg == "dtype")))
+        return next((each for each in made if each is not None and each.dtype != "fp32"), None)
+
+    def cast(self, of: Tensor, call: ast.Call) -> Tensor | None:
+        for node in (*call.args, *(k.value for k in call.keywords if k.arg in ("dtype", None))):
+            made = self.dtype(node, call)
+            if made is not None:
+                return replace(of, dtype=made.dtype, at=made.at, parameter=made.parameter or of.parameter, guess=False)
+            text = ast.unparse(node)
+            if not isinstance(node, ast.Constant) and "device" not in text and "cuda" not in text and "cpu" not in text:
+                return None
+        return of
+
+    def measured(self, of: Value, name: str) -> Value:
+        if not isinstance(of, Difference):
+            return of if isinstance(of, Tensor) and name == "abs" else None
+        return (
+            of
+            if name in ("abs", "max", "amax", "item", "float")
+            else replace(of, mean=True)
+            if name == "mean"
+            else None
+        )
+
+    def judged(self, node: ast.expr) -> Iterator[Event]:
+        """What the calls in an expression say."""
+        for each in ast.walk(node):
+            if not isinstance(each, ast.Call):
+                continue
+            name, function = self.names.of(each.func), each.func
+            if isinstance(function, ast.Attribute) and function.attr == "numpy" and not each.args:
+                yield from self.to_numpy(self.value(function.value), ".numpy()", each)
+            elif name in ("numpy.asarray", "numpy.array") and each.args:
+                yield from self.to_numpy(self.value(each.args[0]), f"np.{name.rpartition('.')[2]}", each)
+            elif name in ("torch.testing.assert_close", *DEFAULTS):
+                yield from self.close(each, name)
+
+    def to_numpy(self, value: Value, call: str, node: ast.Call) -> Iterator[Event]:
+        if isinstance(value, Tensor) and value.dtype == "bf16" and not value.guess:
+            yield ToNumpy(self.file.place(node), (), call, value.at, value.parameter)
+
+    def close(self, call: ast.Call, name: str) -> Iterator[Event]:
+        """``assert_close(actual, expected, rtol=…, atol=…)`` and its like."""
+        positions = (None, None) if name == "torch.testing.assert_close" else (2, 3)
+        given = [argument(call, word, position) for word, position in zip(("rtol", "atol"), positions, strict=True)]
+        if _splat(call) or (name == "torch.testing.assert_close" and None in given):
+            return
+        tolerances = []
+        for node, default in zip(given, DEFAULTS.get(name, (0.0, 0.0)), strict=True):
+            tolerance = default if node is None else self.number(node)
+            if tolerance is None:
+                return
+            tolerances.append(tolerance)
+        sides = [self.value(each) for each in call.args[:2]]
+        if len(sides) == 2 and isinstance(sides[0], Tensor) and isinstance(sides[1], Tensor):
+            if sides[0].dtype != sides[1].dtype and name.startswith("torch.") and argument(call, "check_dtype") is None:
+                return  # torch refuses to compare them: a guess was wrong
+            yield from self.held_to("close", sides[0], sides[1], tolerances[0], tolerances[1], call)
+
+    def bounded(self, test: ast.expr) -> Iterator[Event]:
+        """``assert relative_error < 1e-3``"""
+        if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], (ast.Lt, ast.LtE)):
+            return
+        value, bound = self.value(test.left), self.number(test.comparators[0])
+        if isinstance(value, Difference) and value.mean and value.relative and bound is not None:
+            yield from self.held_to("mean", value.left, value.right, bound, 0.0, test)
+
+    def number(self, node: ast.expr) -> float | None:
+        """A number that is written down, here or in the one assignment to a name."""
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(node, ast.Name):
+            value = self.numbers.get(node.id)
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+    def held_to(
+        self, kind: Literal["close", "mean"], left: Tensor, right: Tensor, rtol: float, atol: float, node: ast.expr
+    ) -> Iterator[Event]:
+        """The comparison of a result that was computed in half with a reference: one in fp32, or another op's in half."""
+        half = [each for each in (left, right) if each.computed]
+        at = self.file.place(node)
+        if len(half) == 1:
+            (result,) = half
+            reference = right if result is left else left
+            if reference.op:
+                yield HeldTo(at, (), kind, result.computed, rtol, atol, result.op, "fp32", result.at, result.parameter)
+        elif len(half) == 2 and left.op != right.op and {left.op, right.op} & {"@", *COMPUTING}:
+            result = left if left.op not in COMPUTING and left.op != "@" else right
+            yield HeldTo(
+                at,
+                (),
+                kind,
+                result.computed,
+                rtol,
+                atol,
+                result.op,
+                "half",
+                result.at,
+                left.parameter or right.parameter,
+            )
+
+
+def _parameters(names: Names, node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, str]:
+    """The parameters of a test that are a half dtype in one of its runs: name -> the half, bf16 before fp16."""
+    found: dict[str, str] = {}
+    for decorator in node.decorator_list:
+        if (
+            not isinstance(decorator, ast.Call)
+            or not names.of(decorator.func).endswith("parametrize")
+            or len(decorator.args) < 2
+        ):
+            continue
+        name, values = decorator.args[:2]
+        if not isinstance(name, ast.Constant) or not isinstance(name.value, str) or "," in name.value:
+            continue
+        if not isinstance(values, (ast.List, ast.Tuple)):
+            continue
+        halves = {
+            HALVES[last]
+            for each in values.elts
+            if (last := names.of(each).removeprefix("torch.")) in HALVES and names.of(each) != last
+        }
+        if halves:
+            found[name.value] = "bf16" if "bf16" in halves else "fp16"
+    return found
+
+
+def _splat(call: ast.Call) -> bool:
+    """Whether a call hands on keywords that are not written here."""
+    return any(keyword.arg is None for keyword in call.keywords)
