@@ -20,6 +20,7 @@ Verdict = Literal["confirmed", "refuted", "not reached", "another configuration"
 
 MEASURED = frozenset(
     {
+        "adam-epsilon-underflow",
         "backward-after-unscale",
         "backward-under-autocast",
         "backward-without-scale",
@@ -27,6 +28,7 @@ MEASURED = frozenset(
         "clip-before-unscale",
         "double-unscale",
         "function-without-custom-fwd",
+        "half-ema",
         "missing-scaler-update",
         "scaled-gradients-read",
         "scaler-with-bf16",

@@ -99,10 +99,7 @@ class Gradients:
             self._penalised(name, args)
         if name not in NORMS and name not in SCALINGS and name not in CLAMPS and name not in ZEROS:
             return "clip" if self._clip is not None and self._clip_frame() is self._clip else None
-        if not self._storages:
-            for parameter in self.registry.trained():
-                if parameter.grad is not None:
-                    self._storages[storage_number(local(parameter.grad))] = parameter
+        self._find()
         touched = [self._storages.get(storage_number(each)) for each in tensors(args[:1])]
         weights = self.registry.weights(each for each in touched if each is not None)
         if not weights:
@@ -114,6 +111,17 @@ class Gradients:
                 self._emit_clip(frame, weights)
             return "clip"
         return self._by_hand(name, args, weights)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor shares its storage with a gradient that stands."""
+        self._find()
+        return storage_number(tensor) in self._storages
+
+    def _find(self) -> None:
+        if not self._storages:
+            for parameter in self.registry.trained():
+                if parameter.grad is not None:
+                    self._storages[storage_number(local(parameter.grad))] = parameter
 
     def _penalised(self, name: str, args: tuple[Any, ...]) -> None:
         """A gradient that was given out is read, or scaled in place."""

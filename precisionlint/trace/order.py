@@ -35,6 +35,7 @@ from precisionlint.events import (
     WeightsTake,
     ZeroGrad,
 )
+from precisionlint.findings import Place
 from precisionlint.trace.gradients import Gradients, number, scale_of
 from precisionlint.trace.patches import Patches
 from precisionlint.trace.places import heading, here, users_frame
@@ -59,6 +60,8 @@ class Order:
         self._by_closure = False
         self._outermost: set[int] = set()
         self._scaling: set[tuple[int, str]] = set()
+        self.collapsed: dict[Place, tuple[Named, float]] = {}
+        """Where a scaler's scale fell further below 1, and to what."""
         self._scaled: list[tuple[Any, Named, Any]] = []
         self.gradients = Gradients(registry, timeline)
         self.before_step: Callable[[torch.optim.Optimizer, bool], None] = lambda optimizer, takes_closure: None
@@ -250,9 +253,13 @@ class Order:
     def _update(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             with self._once(scaler, "update") as first, self._in("update"):
+                before = scale_of(scaler)
                 result = original(scaler, *args, **kwargs)
                 if first and scaler.is_enabled():
-                    self.timeline.emit(Update(here(), (), self._scaler(scaler)))
+                    named, place, after = self._scaler(scaler), here(), scale_of(scaler)
+                    self.timeline.emit(Update(place, (), named))
+                    if place is not None and before is not None and after is not None and after < min(before, 1.0):
+                        self.collapsed[place] = (named, after)
                 return result
 
         return update
@@ -440,8 +447,8 @@ class Order:
             rate = number(rate)
             weights = self.registry.weights(parameters)
             made = self.registry.births.place(optimizer)
-            fused = optimizer.param_groups[0].get("fused") if optimizer.param_groups else None
-            settings = (("fused", True),) if fused else ()
+            first = optimizer.param_groups[0] if optimizer.param_groups else {}
+            settings = tuple((name, first[name]) for name in ("eps", "fused") if first.get(name))
             self.timeline.emit(Owns(made, (), named, weights, cls, rate, False if plain else None, settings))
         return named
 

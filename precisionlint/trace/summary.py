@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from precisionlint.audit_report import (
     ActivationRecord,
     AuditReport,
     CastRecord,
-    GradientRange,
     OpRecord,
     Station,
     UpdateRecord,
@@ -36,13 +36,17 @@ from precisionlint.policy import Policy
 from precisionlint.trace import settings as global_settings
 from precisionlint.trace import verdicts
 from precisionlint.trace.activations import Activations
+from precisionlint.trace.averages import Averages
 from precisionlint.trace.casts import Casts
 from precisionlint.trace.dataflow import Dataflow
+from precisionlint.trace.order import Order
 from precisionlint.trace.places import place
+from precisionlint.trace.ranges import Ranges
 from precisionlint.trace.recorder import Kernel, Recorder
 from precisionlint.trace.registry import Registry
 from precisionlint.trace.storage import Storage
 from precisionlint.trace.timeline import Timeline, as_finding
+from precisionlint.trace.underflow import Epsilon, Underflow
 from precisionlint.trace.unseen import Unseen
 from precisionlint.trace.updates import Updates
 from precisionlint.trace.values import NonFinite
@@ -53,18 +57,30 @@ logsumexp, std and var do not, nor does any op of the models in the tests.
 """
 
 
+@dataclass(frozen=True)
+class Measures:
+    """What a window holds in the end."""
+
+    recorder: Recorder
+    registry: Registry
+    timeline: Timeline
+    order: Order
+    casts: Casts
+    storage: Storage
+    activations: Activations
+    updates: Updates
+    flow: Dataflow
+    averages: Averages
+    underflow: Underflow
+    epsilons: Mapping[int, Epsilon]
+    """Optimizer's ``id`` -> what became of its eps."""
+    unseen: Unseen
+    ranges: Ranges
+    first: NonFinite | None
+
+
 def summarize(
-    recorder: Recorder,
-    registry: Registry,
-    timeline: Timeline,
-    casts: Casts,
-    storage: Storage,
-    activations: Activations,
-    updates: Updates,
-    flow: Dataflow,
-    unseen: Unseen,
-    gradients: GradientRange | None,
-    nonfinite: NonFinite | None,
+    held: Measures,
     *,
     select: frozenset[str],
     fallback: Place,
@@ -72,40 +88,44 @@ def summarize(
     before: Mapping[str, str],
     settings: Mapping[str, str],
     table: Policy,
-    steps: int,
     complete: bool,
     error: str,
 ) -> AuditReport:
     """The report of a closed window; ``before``: the settings when it was opened."""
+    recorder, registry, events = held.recorder, held.registry, held.timeline.events
     ops = tuple(_ops(recorder, registry, table, settings))
-    trained = any(isinstance(event, Backward) for event in timeline.events)
+    trained = any(isinstance(event, Backward) for event in events)
     findings = verdicts.merged(
         [
-            *(as_finding(hit, fallback) for hit in timeline.hits(select)),
-            *verdicts.of_dataflow(flow, recorder, trained),
-            *verdicts.of_values(nonfinite, recorder, registry, fallback),
+            *(as_finding(hit, fallback) for hit in held.timeline.hits(select)),
+            *verdicts.of_dataflow(held.flow, recorder, trained),
+            *verdicts.of_values(held.first, recorder, registry, fallback),
             *verdicts.of_products(ops),
-            *verdicts.of_gradients(ops, timeline.events),
-            *verdicts.of_state(registry, timeline.events),
-            *verdicts.of_updates(updates.lost, registry, timeline.events),
+            *verdicts.of_gradients(ops, events),
+            *verdicts.of_state(registry, events),
+            *verdicts.of_updates(held.updates.lost, registry, events),
+            *verdicts.of_averages(held.averages, recorder),
+            *verdicts.of_underflow(held.underflow, recorder, held.order.scale),
+            *verdicts.of_epsilons(held.epsilons, registry, events),
+            *verdicts.of_scales(held.order.collapsed),
         ]
     )
     return AuditReport(
         name=name,
         findings=tuple(findings),
         ops=ops,
-        order=tuple(_stations(timeline.events)),
-        objects=tuple(_objects(timeline.events)),
-        casts=tuple(_casts(casts, recorder, registry)),
-        storage=tuple(storage.records()),
-        activations=tuple(_activations(activations, registry)),
-        updates=tuple(_updates(updates, registry)),
-        gradients=gradients,
-        notes=(*global_settings.changed(before, settings), *_notes(recorder, registry, updates, activations, unseen)),
+        order=tuple(_stations(events)),
+        objects=tuple(_objects(events)),
+        casts=tuple(_casts(held.casts, recorder, registry)),
+        storage=tuple(held.storage.records()),
+        activations=tuple(_activations(held.activations, registry)),
+        updates=tuple(_updates(held.updates, registry)),
+        gradients=held.ranges.record(held.order.scale),
+        notes=(*global_settings.changed(before, settings), *_notes(held)),
         settings=settings,
         meaning=tuple(global_settings.meaning(settings, ops)),
-        regions=tuple(_regions(timeline.events)),
-        steps=steps,
+        regions=tuple(_regions(events)),
+        steps=held.order.steps,
         complete=complete,
         error=error,
     )
@@ -170,9 +190,8 @@ def _activations(activations: Activations, registry: Registry) -> Iterable[Activ
         yield ActivationRecord(registry.module_label(module), dtype_name(dtype), tensors, bytes_)
 
 
-def _notes(
-    recorder: Recorder, registry: Registry, updates: Updates, activations: Activations, unseen: Unseen
-) -> Iterable[str]:
+def _notes(held: Measures) -> Iterable[str]:
+    recorder, registry = held.recorder, held.registry
     ran = {op_name(recorder.ops[key[0]]) for key in recorder.counts if key[1] in ("forward", "recompute")}
     for name in sorted(ran & OTHER_BACKWARD):
         yield f"{name}: its backward takes another formula under any dispatch mode; gradients differ by about 1e-7"
@@ -182,15 +201,15 @@ def _notes(
         count = sum(cell.count for key, cell in recorder.counts.items() if key[0] == id(kernel))
         times = "once" if count == 1 else f"{count} times"
         yield f"{kernel.namespace.capitalize()} kernel '{name}' was launched {times}: what it computes in is not seen"
-    for each in unseen.written.values():
+    for each in held.unseen.written.values():
         yield (
             f"{each.op} at {_where(recorder, each.read)} reads a tensor that was made empty at "
             f"{_where(recorder, each.made)}, and no op had written it: a kernel that no dispatcher sees did (an "
             "extension, numpy), or nothing did"
         )
-    if activations.unreadable:
+    if held.activations.unreadable:
         yield f"torch {torch.__version__} does not show what is saved for the backward: activations are not counted"
-    for optimizer, why in updates.unmeasured.items():
+    for optimizer, why in held.updates.unmeasured.items():
         yield f"lost updates of {optimizer} were not measured: {why}"
 
 

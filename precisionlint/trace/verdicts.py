@@ -14,13 +14,15 @@ import torch
 
 from precisionlint import catalogue
 from precisionlint.audit_report import OpRecord
-from precisionlint.events import Backward, Event
+from precisionlint.events import Backward, Event, Named
 from precisionlint.events import Step as Stepped
 from precisionlint.findings import Finding, Place, Severity, Step
+from precisionlint.trace.averages import Averages
 from precisionlint.trace.dataflow import SHORT, Dataflow
 from precisionlint.trace.places import place
 from precisionlint.trace.recorder import Recorder
 from precisionlint.trace.registry import Registry, parameters_of
+from precisionlint.trace.underflow import Epsilon, Underflow
 from precisionlint.trace.updates import Lost
 from precisionlint.trace.values import NonFinite
 
@@ -28,13 +30,16 @@ RULES: Mapping[str, tuple[str, Severity]] = {
     "autocast-around-training-loop": ("autocast", "error"),
     "first-overflow": ("half-arithmetic", "error"),
     "fp32-matmul-under-policy": ("matmul-precision", "info"),
+    "gradient-underflow": ("half-arithmetic", "warning"),
     "half-gradient-accumulation": ("master-weights", "warning"),
+    "half-gradient-norm": ("half-arithmetic", "warning"),
     "half-optimizer-state": ("master-weights", "error"),
     "half-scatter": ("half-arithmetic", "warning"),
     "loss-on-half-logits": ("half-arithmetic", "warning"),
     "lost-updates": ("master-weights", "error"),
     "norm-without-upcast": ("half-arithmetic", "warning"),
     "ranks-differ": ("data-parallel", "error"),
+    "scale-collapse": ("loss-scaling", "error"),
     "softmax-in-half": ("half-arithmetic", "warning"),
 }
 """The rules that are found here -> family and severity, where the catalogue has no page that says so."""
@@ -44,6 +49,10 @@ MANY_BATCHES = 4
 """From how many backward passes on gradients that are summed in half are told."""
 SMALL_PRODUCT = 0.01
 """Products below this share of the forward's operations (rotary angles, routers) may stay in fp32."""
+MUCH_UNDERFLOW = 0.01
+"""From which share of a gradient's sum of magnitudes on its underflow is a fault: what is small and many is nothing."""
+JUDGED_AND_MEASURED = frozenset({"adam-epsilon-underflow"})
+"""Rules that a check finds on the timeline, and of which the step shows what came of it."""
 COMPENSATED = ("kahan", "comp", "master", "residual", "shift", "fp32")
 """Words in the names of optimizer state that keeps what rounding would lose."""
 
@@ -192,6 +201,64 @@ def of_updates(lost: Iterable[Lost], registry: Registry, events: Iterable[Event]
         )
 
 
+def of_averages(averages: Averages, recorder: Recorder) -> Iterator[Finding]:
+    """Slow averages in half most of whose elements no longer move."""
+    for origin, each in averages.found.items():
+        at, (meant, lost) = _place(recorder, origin), each.counts
+        if at is not None and meant and 2 * lost >= meant:
+            name = SHORT[each.dtype]
+            yield finding(
+                "half-ema",
+                f"an average with decay {1 - each.rate:g} is kept in {name}: {lost / meant:.0%} of its elements that "
+                f"differ from what they follow do not move, now or later: {each.rate:g} of the difference is below "
+                f"half a {name} step; keep it in fp32",
+                at,
+            )
+
+
+def of_underflow(underflow: Underflow, recorder: Recorder, scale: float | None) -> Iterator[Finding]:
+    """Gradients a good part of which became 0 when the backward cast them to fp16."""
+    for origin, cast in underflow.casts.items():
+        at, (elements, magnitude) = _place(recorder, origin), cast.shares
+        if at is None or not magnitude >= MUCH_UNDERFLOW:  # NaN where a gradient was inf or NaN
+            continue
+        factor, left = cast.best()
+        yield finding(
+            "gradient-underflow",
+            f"{elements:.0%} of the gradient's elements that are not 0 ({magnitude:.0%} of its sum) become 0 when the "
+            f"backward casts it to fp16 here, {'with no loss scale' if scale is None else f'at loss scale {scale:g}'}: "
+            f"fp16 holds nothing below 3e-8; a loss scale of {factor * (scale or 1.0):g} would lose {left:.1%} of them",
+            at,
+        )
+
+
+def of_epsilons(epsilons: Mapping[int, Epsilon], registry: Registry, events: Iterable[Event]) -> Iterator[Finding]:
+    """Adam's eps that is 0 beside fp16 moments."""
+    steps = {event.optimizer.id: event.at for event in events if isinstance(event, Stepped) and event.at is not None}
+    for number, each in epsilons.items():
+        optimizer, named = registry.optimizers[number]
+        at = registry.births.place(optimizer) or steps.get(number)
+        if at is not None:
+            yield finding(
+                "adam-epsilon-underflow",
+                f"'{named.name}' adds eps={each.eps:g} in fp16, where it is 0, and "
+                f"{each.zeros / each.moments:.0%} of its second moments are 0 too, so {each.broken} weights are inf or "
+                "NaN after it",
+                at,
+            )
+
+
+def of_scales(collapsed: Mapping[Place, tuple[Named, float]]) -> Iterator[Finding]:
+    """Scalers whose scale has fallen below 1: the forward overflows, and scaling the loss cannot help."""
+    for at, (scaler, scale) in collapsed.items():
+        yield finding(
+            "scale-collapse",
+            f"the scale of '{scaler.name}' has fallen to {scale:g}, and this step was skipped too: below 1 it protects "
+            "nothing, so what overflows is no gradient that a scale made large; `--values` names the first overflow",
+            at,
+        )
+
+
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """One fault, one name: what was measured of half weights joins the finding that names them; one finding for each
     place and rule.
@@ -207,5 +274,7 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
         found += [replace(each, message=f"{each.message}. {said}") for each in storage]
     unique: dict[tuple[Place, str], Finding] = {}
     for each in found:
-        unique.setdefault((each.place, each.rule), each)
+        known = unique.setdefault((each.place, each.rule), each)
+        if each.rule in JUDGED_AND_MEASURED and each.message not in known.message:
+            unique[each.place, each.rule] = replace(known, message=f"{known.message}. Measured: {each.message}")
     return sorted(unique.values(), key=lambda each: (each.place, each.rule))

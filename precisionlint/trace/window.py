@@ -25,9 +25,11 @@ from precisionlint.findings import Place
 from precisionlint.measured import settled
 from precisionlint.trace import flops, ranks, recorder, settings
 from precisionlint.trace.activations import Activations
+from precisionlint.trace.averages import Averages
 from precisionlint.trace.casts import Casts
 from precisionlint.trace.custom import Custom
 from precisionlint.trace.dataflow import Dataflow
+from precisionlint.trace.norms import Norms
 from precisionlint.trace.order import Order
 from precisionlint.trace.patches import Patches
 from precisionlint.trace.places import place, users_frame
@@ -36,8 +38,9 @@ from precisionlint.trace.ranges import Ranges
 from precisionlint.trace.recorder import Call, Recorder, Watcher
 from precisionlint.trace.registry import Registry
 from precisionlint.trace.storage import Storage
-from precisionlint.trace.summary import summarize
+from precisionlint.trace.summary import Measures, summarize
 from precisionlint.trace.timeline import Timeline
+from precisionlint.trace.underflow import Epsilon, Underflow, of_adam
 from precisionlint.trace.unseen import Unseen
 from precisionlint.trace.updates import Updates
 from precisionlint.trace.values import Values
@@ -87,6 +90,9 @@ class Audit:
             Dataflow(self._position),
             Custom(self._position, self._timeline.emit, self._launching),
         )
+        self._norms = Norms(self._flow, lambda tensor: self._position.gradients and self.order.gradients.holds(tensor))
+        self._averages, self._underflow = Averages(self._position), Underflow()
+        self._epsilons: dict[int, Epsilon] = {}
         self._unseen = Unseen()
         self._recorder.fresh, self._recorder.on_fresh = self._unseen.fresh, self._unseen.ran
         self._activations = Activations(self.registry, self._recorder.module_of)
@@ -101,7 +107,8 @@ class Audit:
 
     def _watcher(self, func: Any) -> Watcher | None:
         """Who is told of an op's calls: one watcher, or several in turn."""
-        found = [each.watch(func) for each in (self._casts, self._flow, self._custom, self._unseen)]
+        watching = (self._casts, self._flow, self._norms, self._averages, self._underflow, self._custom, self._unseen)
+        found = [each.watch(func) for each in watching]
         if self._values is not None:
             found.append(self._values.watch(func))
         watchers = [each for each in found if each is not None]
@@ -135,10 +142,15 @@ class Audit:
             self._storage.before_step(optimizer)
             self._ranges.before_step(optimizer)
             self._updates.before_step(optimizer, takes_closure)
+        self._norms.stepped()
+        self._averages.stepped()
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         with self._unrecorded():
             self._updates.after_step(optimizer)
+            epsilon = of_adam(optimizer)
+            if epsilon is not None:
+                self._epsilons[id(optimizer)] = epsilon
 
     @contextmanager
     def _unrecorded(self) -> Iterator[None]:
@@ -188,25 +200,31 @@ class Audit:
         self._undo.close()
         self.order.forget()
         self._timeline.emit(Closed(None, (), self.complete))
-        report = summarize(
+        held = Measures(
             self._recorder,
             self.registry,
             self._timeline,
+            self.order,
             self._casts,
             self._storage,
             self._activations,
             self._updates,
             self._flow,
+            self._averages,
+            self._underflow,
+            self._epsilons,
             self._unseen,
-            self._ranges.record(self.order.scale),
+            self._ranges,
             None if self._values is None else self._values.first,
+        )
+        report = summarize(
+            held,
             select=catalogue.select(),
             fallback=self._place,
             name=self.name,
             before=self._settings,
             settings=settings.read(),
             table=self._policy,
-            steps=self.order.steps,
             complete=self.complete,
             error="" if error is None else f"{type(error).__name__}: {error}",
         )
