@@ -142,8 +142,8 @@ class Reader:
         python = documents.kind(display) != "other"
         trains = python and worth_parsing(data)
         subjects = [subject for subject in SUBJECTS if subject.wants(display, data)]
-        comments = suppress.comments(display, data) if python else ()
-        statements = suppress.statements(data) if comments else None
+        comments = (suppress.comments if python else suppress.configuration_comments)(display, data)
+        statements = (suppress.statements(data) if python else suppress.Statements(())) if comments else None
         if statements is None:
             comments = ()  # there are none, or the file is no Python, which is told elsewhere
         if not trains and not subjects:

@@ -98,6 +98,28 @@ def comments(path: str, data: bytes) -> tuple[Comment, ...]:
     return tuple(found)
 
 
+def configuration_comments(path: str, data: bytes) -> tuple[Comment, ...]:
+    """The comments of a configuration that speak to this program: from a `#` at a line's start or after a space, in YAML, shell scripts and
+    the JSON that takes comments. Each line is a statement of its own."""
+    if MARK not in data:
+        return ()
+    found: list[Comment] = []
+    waiting: list[int] = []
+    code_seen = False
+    for number, line in enumerate(data.decode("utf-8-sig", errors="replace").splitlines(), 1):
+        code = re.split(r"(?:^|(?<=\s))(?:#|//)", line, maxsplit=1)[0].strip()
+        for match in COMMENT.finditer(line):
+            if match.start() == 0 or line[match.start() - 1].isspace():
+                waiting += [] if code else [len(found)]
+                found.append(_comment(match, path, number, 0, top=not code_seen and not code))
+        if code:
+            code_seen = True
+            for index in waiting:
+                found[index] = replace(found[index], next_line=number)
+            waiting.clear()
+    return tuple(found)
+
+
 def _comment(match: re.Match[str], path: str, line: int, column: int, *, top: bool) -> Comment:
     def place(start: int, end: int) -> Place:
         return Place(path, line, column + start + 1, line, column + end + 1)

@@ -97,3 +97,20 @@ def test_a_broken_configuration_does_not_hide_the_findings_of_the_others(tmp_pat
 def test_a_setting_is_reported_once_however_often_it_is_used(tmp_path: Path):
     done = report(tmp_path / "a.yaml", f"one: &ds {DEEPSPEED}\ntwo: *ds\n")
     assert len(done.findings) == 1
+
+
+def test_a_comment_silences_a_finding_in_a_configuration_too(tmp_path: Path):
+    switch, sums = (
+        "# precisionlint: ignore[half-gradient-accumulation] small runs",
+        "data_types: {grad_accum_dtype: bf16}",
+    )
+    head = "train_batch_size: 8\ngradient_accumulation_steps: 8\nbf16: {enabled: true}\n"
+    for text in (f"{head}{sums}  {switch}\n", f"{head}{switch}\n\n# one more\n{sums}\n"):
+        done = report(tmp_path / "a.yaml", text)
+        assert (done.findings, [each.reason for each in done.suppressed]) == ((), ["small runs"])
+    (left, unused) = report(tmp_path / "a.yaml", f"{head}{sums}\nother: 1  {switch}\n").findings
+    assert (left.rule, unused.rule) == ("half-gradient-accumulation", "unused-ignore")
+    whole = "# precisionlint: ignore-file[half-gradient-accumulation] small runs"
+    assert report(tmp_path / "a.yaml", f"{whole}\n{head}{sums}\n").findings == ()
+    script = f"torchrun pretrain.py --bf16 --grad-reduce-in-bf16  {switch.replace('half-gradient-accumulation', 'megatron-precision-args')}\n"
+    assert report(tmp_path / "a.sh", script).findings == ()

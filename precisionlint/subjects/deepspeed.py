@@ -71,11 +71,12 @@ def _decided(setting: Setting | None) -> Setting | None:
 def _stray(bf16: Table | None, name: str) -> tuple[Setting, ...]:
     """The settings of a loss scale that stand in the block that has none."""
     found = ((key, bf16.entries.get(key)) for key in SCALE_KEYS) if bf16 is not None else ()
-    return tuple(
+    settings = (
         Setting(f"{name}.{key}", entry.node.value, entry.at)
         for key, entry in found
         if entry is not None and isinstance(entry.node, Scalar)
     )
+    return tuple(sorted(settings, key=lambda setting: setting.at))
 
 
 def _half_masters(table: Table, bf16: str) -> Setting | None:
