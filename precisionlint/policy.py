@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from precisionlint import catalogue
+from precisionlint.config import Configuration
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -152,19 +153,16 @@ def load() -> Policy:
 
 
 def of_project(start: Path) -> Policy:
-    """The table with the overrides of the nearest pyproject.toml at or above a folder; raises PolicyError where those
-    are wrong.
+    """The table with the overrides of a project: those of the settings that hold in a folder (see ``config``).
+
+    Raises PolicyError where those are wrong, config.ConfigError where the settings are.
     """
     policy = load()
-    for folder in (start, *start.parents):
-        path = folder / "pyproject.toml"
-        if path.is_file():
-            text, table = _read(path)
-            section = table.get("tool", {}).get("precisionlint", {}).get("policy")
-            return (
-                policy if section is None else Policy(policy.families, tuple(_overrides(path, text, section, policy)))
-            )
-    return policy
+    settings = Configuration().of_folder(start.resolve())
+    if settings.source is None or not settings.policy:
+        return policy
+    text, _ = _read(settings.source)
+    return Policy(policy.families, tuple(_overrides(settings.source, text, settings.policy, policy)))
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:
@@ -204,9 +202,7 @@ def _family(path: Path, text: str, name: str, value: Any) -> Family:
     )
 
 
-def _overrides(path: Path, text: str, section: Any, policy: Policy) -> Iterable[Override]:
-    if not isinstance(section, dict):
-        raise _wrong(path, text, "tool.precisionlint.policy", "is no table")
+def _overrides(path: Path, text: str, section: Mapping[str, Any], policy: Policy) -> Iterable[Override]:
     names = {family.name for family in policy.families}
     for key, value in section.items():
         if not isinstance(value, dict):

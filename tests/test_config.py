@@ -8,7 +8,7 @@ import pytest
 from programs import CLIP
 
 import precisionlint
-from precisionlint import cli
+from precisionlint import cli, policy
 from precisionlint.config import KEYS, ConfigError, Configuration, Settings, read, shown
 from precisionlint.findings import Report
 
@@ -249,3 +249,13 @@ def test_the_audit_reads_the_same_configuration(tmp_path: Path):
     assert ran.returncode == 2
     assert ran.stderr.count("\n") == 1
     assert "did you mean 'select'" in ran.stderr
+
+
+def test_the_audits_policy_may_stand_in_either_file():
+    write("precisionlint.toml", '[policy]\nsoftmax = { input = "float32" }\n')
+    (override,) = policy.of_project(Path.cwd()).overrides
+    assert (override.target, override.requires) == ("softmax", {"input": "float32"})
+    Path("precisionlint.toml").unlink()
+    pyproject('[tool.precisionlint.policy]\nsoftmax = { input = "float16" }\n')
+    (override,) = policy.of_project(Path.cwd()).overrides
+    assert override.requires == {"input": "float16"}
