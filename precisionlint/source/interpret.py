@@ -182,6 +182,11 @@ class Interpreter:
         spoken_of = any(value in self.weight_roots for value in values)
         joined = self.intern(("site", "several" if spoken_of else "joined", key, flow), text, flow, frozenset(), ())
         joined.loose = True
+        dtypes = {
+            value.key[2] if isinstance(value, Sym) and value.key[0] == "cast" else "" for value in values if value
+        }
+        if len(dtypes) == 1 and "" not in dtypes:  # whichever it is, it was cast to that
+            return self.derived(("cast", joined, dtypes.pop()), text, (joined,), flow)
         return joined
 
     # -- events

@@ -32,6 +32,7 @@ EVALUATION = re.compile(
 )
 NO_GRAD = re.compile(r"\s*@(?:torch\.)?(?:no_grad|inference_mode)")
 TRAINS = re.compile(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_grad|optim", re.I)
+WEIGHTS = re.compile(r"parameters\(|state_dict\(")
 SMALL = 5
 """Functions of up to so many lines are always entered: getters and switches are what conditions are made of."""
 
@@ -129,9 +130,10 @@ class ProjectModule:
         if function not in self._triggered:
             source = self.source_of(function)
             self._triggered[function] = bool(TRIGGER.search(source))
-            if EVALUATION.search(function.name) or NO_GRAD.match(source):
-                # What only evaluates trains nothing, whatever it casts.
-                self._triggered[function] = bool(TRAINS.search(source))
+            evaluates = bool(EVALUATION.search(function.name))
+            if evaluates or NO_GRAD.match(source):
+                # What only evaluates trains nothing, whatever it casts; without gradients weights are averaged and copied.
+                self._triggered[function] = bool(TRAINS.search(source) or (not evaluates and WEIGHTS.search(source)))
                 if not self._triggered[function]:
                     return False
             self._triggered[function] = self._triggered[function] or self.reaches(function, "event")
