@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from precisionlint.events import Event
+from precisionlint.events import Event, WeightsTake
 from precisionlint.findings import Confidence, Severity
 
 
@@ -116,6 +116,9 @@ class Judge:
 
     def advance(self, states: tuple[Any, ...], event: Event, report: Report) -> tuple[Any, ...]:
         """The states after an event; hits and evidence go to ``report``."""
+        if isinstance(event, WeightsTake) and event.trainable is False:
+            for path in event.weights:  # what many rules ask for, whichever of them are selected
+                report(Evidence(("frozen", path[0])))
         for index, check in self._listeners.get(type(event), ()):
             for found in check.run(states[index], event):
                 report(found)

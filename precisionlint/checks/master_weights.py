@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
+from precisionlint.checks.base import Automaton, Family, Hit, Seen
 from precisionlint.events import (
     Copied,
     Event,
@@ -147,15 +147,10 @@ def severity_at(lr: float | None) -> Severity:
     return "warning" if lr is not None and lr >= SMALL_RATE else "error"
 
 
-@FAMILY.rule("bf16-only-weights", Step, WeightsTake, Trains, Recipe)
-def bf16_only_weights(storage: Storage, event: Step | WeightsTake | Trains | Recipe) -> Iterator[Any]:
+@FAMILY.rule("bf16-only-weights", Step, Trains, Recipe)
+def bf16_only_weights(storage: Storage, event: Step | Trains | Recipe) -> Iterator[Any]:
     if isinstance(event, Recipe):
         yield from _half_weights_configured(event)
-        return
-    if isinstance(event, WeightsTake):
-        if event.trainable is False:
-            for fact in roots(event.weights):
-                yield Evidence(fact)
         return
     if isinstance(event, Trains):
         if not event.precision:

@@ -142,7 +142,7 @@ def call_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state:
     recursive = sum(1 for _, node in state.stack if node is instr.at) >= 1
     if depth >= DEPTH or recursive:
         if depth >= DEPTH:
-            it.gave_up(state, instr.at, f"calls more than {DEPTH} deep")
+            it.gave_up(state, instr.at, f"calls more than {DEPTH} deep", func)
         return effects.call_unknown(it, state, instr, func, args)
     if it.limited is not None or module.is_strong(function):
         return run_function(it, func, args, instr, state)
@@ -156,7 +156,7 @@ def call_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state:
         if error.call is not instr:
             raise
         del it.yields[yields:], it.loops[loops:]
-        it.gave_up(before, instr.at, f"'{function.name}' has too many paths: what it returns is taken as unknown")
+        it.gave_up(before, instr.at, f"'{function.name}' has too many paths: what it returns is taken as unknown", func)
         it.limit, it.limited = limit, None
         return effects.call_unknown(it, before, instr, func, args)
     finally:

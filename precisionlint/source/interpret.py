@@ -227,8 +227,10 @@ class Interpreter:
             )
         self.found.setdefault(key, found)
 
-    def gave_up(self, state: State, node: Any, what: str) -> None:
-        self.coverage.gave_up.setdefault((self.module_of(state), node), what)
+    def gave_up(self, state: State, node: Any, what: str, func: Func) -> None:
+        """Keeps where reading of a call was given up: a root is no call, but the definition in its own file."""
+        module = func.module if node is func.function.node else self.module_of(state)
+        self.coverage.gave_up.setdefault((module, node), what)
 
     def here(self, state: State, node: Any) -> tuple[Any, ...]:
         """A place in a run: a node, the scope, and which item of the loops that are followed item by item."""

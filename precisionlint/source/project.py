@@ -25,7 +25,7 @@ IMPORTED = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([
 FILE_WORDS = (
     b"GradScaler", b"scaler", b"unscale_", b"autocast", b"clip_grad", b"backward(", b"zero_grad", b"bfloat16", b"float16", b".half(",
     b"optim.", b"Adam", b"SGD(", b"custom_op", b"Function)", b".grad", b"loss_scale", b"FullyShardedDataParallel", b"triton",
-    b"torch.save", b"state_dict", b"from_pretrained", b"requires_grad",
+    b"torch.save", b"state_dict", b"from_pretrained", b"requires_grad", b"fully_shard", b"Accelerator(", b"set_default_dtype",
 )  # fmt: skip
 EVALUATION = re.compile(
     r"(?:^|_)(?:eval|evaluate|evaluation|validate|validation|valid|test|infer|inference|predict|generate|sample)(?:_|$)"
