@@ -64,9 +64,8 @@ def check(request: Request) -> Report:
 
     Raises ConfigError, catalogue.UnknownNameError, baseline.BaselineError, changes.ChangesError.
     """
-    suffixes = documents.SUFFIXES + files.CONFIGURATIONS + (documents.MARKDOWN if request.markdown else ())
     on_disk = [path for path in request.paths if path not in request.texts]
-    found, errors = files.find(on_disk, request.configuration, suffixes)
+    found, errors = files.find(on_disk, request.configuration, suffixes(markdown=request.markdown))
     found += [
         (name, Path(name)) for name in request.texts if not files.left_out(Path(name).resolve(), request.configuration)
     ]
@@ -101,6 +100,11 @@ def check(request: Request) -> Report:
         tuple(map(str, stale)),
         request.texts,
     )
+
+
+def suffixes(*, markdown: bool) -> tuple[str, ...]:
+    """How the names end of the files that a folder is read for."""
+    return documents.SUFFIXES + files.CONFIGURATIONS + (documents.MARKDOWN if markdown else ())
 
 
 def _counts(display: str, result: FileResult, request: Request) -> bool:

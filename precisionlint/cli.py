@@ -46,7 +46,7 @@ def _write(outcome: Outcome) -> int:
     """Prints an outcome; a reader that has had enough (`| head`) changes neither the exit code nor standard error."""
     try:
         for line in outcome.lines:
-            print(line)
+            print(line, flush=outcome.live)
         if sys.stdout is not None and not sys.stdout.closed:  # a server closes it at its end
             sys.stdout.flush()
     except OSError as error:

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from programs import CLIP, SOUND
 
 from precisionlint import __version__, catalogue, cli
 from precisionlint.checking import Request
@@ -281,3 +282,85 @@ def test_a_broken_catalogue_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys,
     assert capsys.readouterr().err == (
         f"precisionlint: {tmp_path}/fam/rule.md: does not begin with front matter between two lines +++\n"
     )
+
+
+class Watching:
+    """A run with --watch, whose output is taken as it comes."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        # A job in the background has the interrupt ignored, which a program that it starts would inherit.
+        script = (
+            "import signal, sys\nfrom precisionlint import cli\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\nsys.exit(cli.main(sys.argv[1:]))"
+        )
+        command = [sys.executable, "-c", script, "check", ".", "--watch", "--format", "concise", *arguments]
+        self.process = subprocess.Popen(command, cwd=folder, stdout=-1, stderr=subprocess.STDOUT, text=True)
+
+    def round(self) -> list[str]:
+        """The lines of a run, without those that only part it from others."""
+        lines = []
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("waiting for changes"):
+                return lines
+            lines.append(line.rstrip("\n"))
+        raise AssertionError(lines)
+
+
+def test_a_run_that_watches_tells_again_what_a_change_makes_of_it(tmp_path: Path):
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "train.py").write_text(CLIP)
+    watching = Watching(tmp_path)
+    try:
+        assert watching.round()[-1] == "found 1 error"
+        (tmp_path / "train.py").write_text(SOUND)
+        assert watching.round()[-1] == "found nothing"
+        (tmp_path / "precisionlint.toml").write_text("selct = 1")
+        assert "did you mean 'select'?" in watching.round()[-1]
+        (tmp_path / "precisionlint.toml").unlink()
+        assert watching.round()[-1] == "found nothing"
+        (tmp_path / "new.py").write_text(CLIP)
+        assert watching.round()[-1] == "found 1 error"
+        watching.process.send_signal(signal.SIGINT)
+        assert watching.process.communicate()[0] == ""
+        assert watching.process.returncode == 130
+    finally:
+        watching.process.kill()
+        watching.process.wait()
+
+
+@pytest.mark.parametrize("other", ["--add-ignores", "--show-settings", "--write-baseline=x"])
+def test_a_run_that_watches_writes_nothing(other: str, capsys, checker: Checker):
+    assert "--watch and --" in usage_error(capsys, "check", ".", "--watch", other)
+    assert "standard input is none" in usage_error(capsys, "check", "-", "--watch")
+
+
+def test_a_long_run_on_a_terminal_shows_how_far_it_is_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch):
+    from precisionlint.commands import check_output
+
+    ours, theirs = pty.openpty()
+    clock = iter(range(100))
+    monkeypatch.setattr(check_output.time, "monotonic", lambda: float(next(clock)))
+    with os.fdopen(theirs, "w") as terminal:
+        line = check_output.ProgressLine(terminal)
+        line("a.py", 0, 4)
+        line("sub/ü\x1b.py", 2, 4)
+        line.clear()
+    shown = b"".join(iter(lambda: _read(ours), b"")).decode()
+    os.close(ours)
+    assert (
+        shown
+        == "\r\x1b[K[" + " " * 20 + "] 0 of 4 files  a.py\r\x1b[K[##########          ] 2 of 4 files  sub/??.py\r\x1b[K"
+    )
+
+
+def test_elsewhere_no_progress_is_shown():
+    from io import StringIO
+
+    from precisionlint.commands.check_output import ProgressLine
+
+    stream = StringIO()
+    line = ProgressLine(stream)
+    line("a.py", 0, 4)
+    line.clear()
+    assert stream.getvalue() == ""

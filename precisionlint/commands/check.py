@@ -6,6 +6,8 @@ import argparse
 import os
 import re
 import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from precisionlint.commands.check_output import Output, ProgressLine, lines, out
 from precisionlint.commands.common import Outcome, UsageError, add_color, complain, words
 from precisionlint.config import DEVICES, Configuration, Settings
 from precisionlint.config import shown as shown_settings
+from precisionlint.errors import InputError
 from precisionlint.findings import SEVERITIES, Report
 from precisionlint.report.excerpt import Sources, shown
 from precisionlint.report.outputs import FORMATS, Style
@@ -125,6 +128,7 @@ def _add_known(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_running(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--watch", action="store_true", help="run again whenever a file changes")
     group.add_argument("--no-cache", action="store_true", help="read everything anew, and keep nothing")
     group.add_argument("--cache-dir", metavar="DIR", help="keep what was read there (default: the user's cache folder)")
     group.add_argument(
@@ -147,6 +151,27 @@ def _assumption(text: str) -> tuple[str, str]:
 
 def run(options: argparse.Namespace) -> Outcome:
     wanted = _checked(options)
+    return Outcome(0, _watched(options, wanted), live=True) if options.watch else _once(options, wanted)
+
+
+def _watched(options: argparse.Namespace, wanted: Sequence[Output]) -> Iterator[str]:
+    """The report of one run after the other, until an interrupt; settings that are wrong for a while are only told."""
+    from precisionlint import watch
+    from precisionlint.checking import suffixes
+
+    counted_as = suffixes(markdown=options.markdown)
+    before = watch.stamps(options.paths, counted_as)
+    while True:
+        try:
+            yield from _once(options, wanted).lines
+        except InputError as error:
+            complain(str(error))
+        yield f"waiting for changes (at {time.strftime('%H:%M:%S')}; Ctrl-C ends it)"
+        before = watch.wait(options.paths, counted_as, before)
+        yield ""
+
+
+def _once(options: argparse.Namespace, wanted: Sequence[Output]) -> Outcome:
     configuration = Configuration(_overrides(options), path=options.config, isolated=options.isolated)
     if options.show_settings:
         return Outcome(0, _settings_lines(configuration, options.paths))
@@ -187,7 +212,9 @@ def run(options: argparse.Namespace) -> Outcome:
 
 def _checked(options: argparse.Namespace) -> list[Output]:
     """The outputs asked for; raises UsageError where options contradict each other."""
-    for one, other in (("config", "isolated"), ("write_baseline", "add_ignores"), ("write_baseline", "diff_base")):
+    apart = [("config", "isolated"), ("write_baseline", "add_ignores"), ("write_baseline", "diff_base")]
+    apart += [("watch", each) for each in ("write_baseline", "add_ignores", "show_settings", "stdin_filename")]
+    for one, other in apart:
         if getattr(options, one) and getattr(options, other):
             raise UsageError(f"--{one} and --{other} contradict each other".replace("_", "-"))
     if options.reason and not options.add_ignores:
@@ -196,6 +223,8 @@ def _checked(options: argparse.Namespace) -> list[Output]:
         raise UsageError("--reason must be one line without a #")
     if STDIN in options.paths and len(options.paths) > 1:
         raise UsageError("standard input (-) is read alone")
+    if STDIN in options.paths and options.watch:
+        raise UsageError("--watch watches files, and standard input is none")
     if STDIN in options.paths and options.add_ignores:
         raise UsageError("--add-ignores writes files, and standard input is none")
     if options.stdin_filename is not None and STDIN not in options.paths:

@@ -73,6 +73,11 @@ def _rest(style: outputs.Style) -> tuple[bool, bool, bool]:
     return style.verbose, style.suppressed, style.statistics
 
 
+def _plain(name: str) -> str:
+    """A name that no terminal obeys and every one can show."""
+    return "".join(each if each.isascii() and each.isprintable() else "?" for each in name)
+
+
 class ProgressLine:
     """One line on a terminal that says how far a long run is; it appears after a second and leaves nothing behind."""
 
@@ -87,7 +92,7 @@ class ProgressLine:
             return
         self._last, self._shown = now, True
         bar = "#" * (20 * done // max(total, 1))
-        self._write(f"\r\x1b[K[{bar:<20}] {done} of {total} files  {name.encode('ascii', 'replace').decode()[-40:]}")
+        self._write(f"\r\x1b[K[{bar:<20}] {done} of {total} files  {_plain(name)[-40:]}")
 
     def clear(self) -> None:
         """Takes the line away."""

@@ -18,10 +18,11 @@ class UsageError(InputError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command leaves: its exit code, and the lines for standard output."""
+    """What a command leaves: its exit code, and the lines for standard output. ``live``: they come one by one, over time."""
 
     code: int
     lines: Iterable[str]
+    live: bool = False
 
 
 def add_color(command: argparse._ActionsContainer) -> None:
