@@ -123,6 +123,14 @@ class Owns(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Adopted(Event):
+    """A model becomes part of another: its weights go by this path from here on."""
+
+    root: Id
+    path: WeightPath
+
+
+@dataclass(frozen=True, slots=True)
 class Copied(Event):
     """A model is copied: the copy's weights have the dtype that these have."""
 
@@ -378,3 +386,8 @@ def covers(outer: Weights | None, inner: Weights | None) -> bool:
     if outer is None or inner is None:
         return False
     return all(any(path[: len(root)] == root for root in outer) for path in inner)
+
+
+def moved(weights: Weights, event: Adopted) -> Weights:
+    """Weights under their new names, once the model that they are part of has been adopted."""
+    return frozenset((*event.path, *path[1:]) if path[0] == event.root else path for path in weights)

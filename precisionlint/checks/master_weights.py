@@ -8,6 +8,7 @@ from typing import Any
 
 from precisionlint.checks.base import Automaton, Family, Hit, Seen
 from precisionlint.events import (
+    Adopted,
     Copied,
     Event,
     Named,
@@ -20,6 +21,7 @@ from precisionlint.events import (
     WeightsTake,
     Written,
     covers,
+    moved,
     overlap,
 )
 from precisionlint.findings import Severity
@@ -84,6 +86,10 @@ def advance(storage: Storage, event: Event) -> Storage:
         case WeightsTake():
             kept = frozenset(path for path in storage.frozen if not covers(event.weights, frozenset({path})))
             return replace(storage, frozen=storage.frozen | event.weights if event.trainable is False else kept)
+        case Adopted():
+            took = frozenset(replace(t, weights=moved(t.weights, event)) for t in storage.took)
+            own = frozenset(replace(o, weights=moved(o.weights, event)) for o in storage.owned)
+            return replace(storage, took=took, owned=own, frozen=moved(storage.frozen, event))
         case Copied():
             copies = {replace(took, weights=event.copy) for took in storage.took if covers(took.weights, event.weights)}
             frozen = event.copy if overlap(storage.frozen, event.weights) else frozenset()
@@ -109,8 +115,8 @@ def advance(storage: Storage, event: Event) -> Storage:
             others = frozenset(o for o in storage.owned if o.optimizer != event.optimizer)
             settings = dict(event.settings)
             eps = None if settings.get("fused", False) is not False else settings.get("eps", EPS.get(name))
-            own = Owned(event.optimizer, event.weights, event.cls, event.lr, seen, eps)
-            return replace(storage, owned=others | {own})
+            now = Owned(event.optimizer, event.weights, event.cls, event.lr, seen, eps)
+            return replace(storage, owned=others | {now})
     return storage
 
 
@@ -135,10 +141,19 @@ def roots(weights: Weights) -> tuple[Any, ...]:
 
 
 def halves(storage: Storage, weights: Weights) -> list[Took]:
-    """How these weights came to be in half, where all of them are and none is known to be frozen."""
+    """How these weights, or some of their parts by name, came to be in half, where none of them is known to be frozen."""
     if overlap(storage.frozen, weights):
         return []
-    found = [took for took in storage.took if covers(took.weights, weights)]
+    found = [took for took in storage.took if any(covers(took.weights, frozenset({path})) for path in weights)]
+    return sorted(found, key=lambda took: (took.dtype, took.seen.text))
+
+
+def inside(storage: Storage, weights: Weights) -> list[Took]:
+    """What became half inside these weights, which hold other ones as well. Whether it is trained with them is likely, not seen."""
+    if overlap(storage.frozen, weights):
+        return []
+    sure = halves(storage, weights)
+    found = [took for took in storage.took if took not in sure and covers(weights, took.weights)]
     return sorted(found, key=lambda took: (took.dtype, took.seen.text))
 
 
@@ -161,10 +176,12 @@ def bf16_only_weights(storage: Storage, event: Step | Trains | Recipe) -> Iterat
     for own in storage.owned:
         if own.optimizer != event.optimizer:
             continue
-        for took in halves(storage, own.weights):
+        sure = halves(storage, own.weights)
+        for took in (*sure, *inside(storage, own.weights)):
             if not took.by and not took.sharded:
                 seen = (took.seen, own.seen, Seen(event.at, "stepped here", event.when))
-                yield lost_updates(took, own.weights, own.cls.rpartition(".")[2], own.lr, seen)
+                hit = lost_updates(took, own.weights, own.cls.rpartition(".")[2], own.lr, seen)
+                yield hit if took in sure else replace(hit, confidence="likely")
 
 
 def lost_updates(took: Took, weights: Weights, optimizer: str, lr: float | None, trace: tuple[Seen, ...]) -> Hit:

@@ -11,6 +11,7 @@ from typing import Any
 from precisionlint.checks.base import Seen
 from precisionlint.events import (
     AdapterAdded,
+    Adopted,
     Backward,
     Event,
     Grads,
@@ -28,6 +29,7 @@ from precisionlint.events import (
     WeightsTake,
     ZeroGrad,
     covers,
+    moved,
     overlap,
 )
 
@@ -311,6 +313,15 @@ def after_adapter(ledger: Ledger, event: AdapterAdded) -> Ledger:
     return replace(ledger, adapters=ledger.adapters | {Adapter(event.weights, cast, here)})
 
 
+def after_adopted(ledger: Ledger, event: Adopted) -> Ledger:
+    half = frozenset(replace(one, path=next(iter(moved(frozenset({one.path}), event)))) for one in ledger.half)
+    adapters = frozenset(replace(one, weights=moved(one.weights, event)) for one in ledger.adapters)
+    owns = frozenset(
+        replace(own, weights=moved(own.weights, event)) if own.weights is not None else own for own in ledger.owns
+    )
+    return replace(ledger, half=half, adapters=adapters, owns=owns)
+
+
 def in_half(ledger: Ledger) -> Weights:
     """The weights that are fp16."""
     return frozenset(one.path for one in ledger.half)
@@ -319,7 +330,7 @@ def in_half(ledger: Ledger) -> Weights:
 ADVANCE: dict[type[Event], Any] = {
     Backward: after_backward, Grads: after_grads, Step: after_step, Update: after_update, ZeroGrad: after_zero,
     ScalerMade: after_made, Owns: after_owns, Lost: after_lost, Renewed: after_renewed, Sharded: after_sharded,
-    WeightsTake: after_take, AdapterAdded: after_adapter,
+    WeightsTake: after_take, AdapterAdded: after_adapter, Adopted: after_adopted,
 }  # fmt: skip
 
 

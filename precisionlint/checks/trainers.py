@@ -10,6 +10,7 @@ from precisionlint.checks import master_weights
 from precisionlint.checks.base import Automaton, Family, Hit, Seen
 from precisionlint.checks.master_weights import HALF, Storage, halves, roots, severity_at
 from precisionlint.events import (
+    Adopted,
     Backward,
     Copied,
     Engine,
@@ -59,7 +60,7 @@ def advance(state: Trained, event: Event) -> Trained:
             return replace(state, scaled=frozenset())
         case Step() | ZeroGrad():
             return Trained(storage=state.storage)
-        case WeightsTake() | Owns() | Copied():
+        case WeightsTake() | Owns() | Copied() | Adopted():
             return replace(state, storage=master_weights.advance(state.storage, event))
     return state
 

@@ -102,6 +102,12 @@ def call_value(it: Interpreter, instr: p.Call, state: State, callee: Value, args
             if isinstance(method, Func):
                 bound = Func(method.function, method.module, method.frame, callee, method.owner)
                 return call_function(it, bound, args, instr, state)
+        case Sym() if callee.options or callee.key[0] == "index":
+            chosen = effects.choices(it, state, callee)
+            if all(value is not callee for _, value in chosen):
+                return [out for branch, value in chosen for out in call_value(it, instr, branch, value or NONE, args)]
+        case Sym(default=External(name=name)) if it.apis.kind(name) == "optimizer":
+            return effects.call_external(it, state, instr, External(name), args)
         case Sym() if callee.key[0] == "attr":
             return effects.call_method(it, state, instr, callee.key[1], callee.key[2], args)
     return effects.call_unknown(it, state, instr, callee, args)

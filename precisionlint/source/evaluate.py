@@ -614,36 +614,39 @@ def both(state: State, sym: Sym) -> bool | None:
 
 
 def weights_of(it: Interpreter, state: State, value: Value) -> Weights | None:
-    """Which weights a model, or a sequence of parameters, stands for."""
+    """Which weights a model, or a sequence of parameters, stands for; None where nobody knows, and where it holds none."""
+    return held_weights(it, state, value) or None
+
+
+def held_weights(it: Interpreter, state: State, value: Value) -> Weights | None:
+    """The weights in a value; an empty list holds none of any."""
     match value:
         case Tensors():
             return value.weights
         case Obj() if is_container(value):
             items = state.heap.get(value, {})
             if value.cls == External("builtins.dict") and "params" in items:
-                return weights_of(it, state, items["params"])
-            return union(weights_of(it, state, item) for item in items.values() if item != NONE)
+                return held_weights(it, state, items["params"])
+            return union(held_weights(it, state, item) for item in items.values() if item != NONE)
         case Tup():
-            return union(weights_of(it, state, item) for item in value.items)
+            return union(held_weights(it, state, item) for item in value.items)
         case Many():
-            return weights_of(it, state, value.element)
+            return held_weights(it, state, value.element)
         case Obj():
             params = state.heap.get(value, {}).get("params")
             if params is not None and it.kind(state, value) in ("", "param_group"):
-                return weights_of(it, state, params)
+                return held_weights(it, state, params)
             return None
     return None
 
 
 def union(parts: Iterable[Weights | None]) -> Weights | None:
     result: frozenset[WeightPath] = frozenset()
-    empty = True
     for part in parts:
         if part is None:
             return None
         result |= part
-        empty = False
-    return None if empty else result
+    return result
 
 
 def model_weights(it: Interpreter, value: Value) -> Weights | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from precisionlint.checks import Evidence, Hit, Judge
-from precisionlint.events import Event, Named, Renewed, Written
+from precisionlint.events import Adopted, Event, Named, Renewed, Written
 from precisionlint.source import calls, effects, imports, statements
 from precisionlint.source import program as p
 from precisionlint.source.apis import Apis, table
@@ -22,6 +22,7 @@ from precisionlint.source.evaluate import (
     flip,
     opened_up,
     truth,
+    weight_path,
 )
 from precisionlint.source.garbage import Collector
 from precisionlint.source.project import Project, ProjectModule
@@ -302,6 +303,10 @@ class Interpreter:
         """A module becomes part of another."""
         if isinstance(child, Obj) and child != parent and self.kind(state, child) == "module":
             self.parents.setdefault(child, (parent, name))
+            if child in self.weight_roots:
+                path = weight_path(self, child)
+                if path[0] != child:
+                    self.emit(state, Adopted(None, (), child, path))
 
     def object_name(self, obj: Obj) -> str:
         return "self" if isinstance(obj.cls, Class) else self.names.get(obj.site, text_of(obj))

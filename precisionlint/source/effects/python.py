@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,7 @@ PURE = frozenset(
 )
 
 
+WORD = re.compile(r"\w+")
 EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit", "os.abort"})
 
 
@@ -194,11 +196,13 @@ def getattr_(it: Interpreter, state: State, instr: p.Call, callee: External, arg
         if isinstance(value, Sym) and isinstance(values[1], Sym):
             if isinstance(values[1].default, Const) and isinstance(values[1].default.value, str):
                 value.default = External(it.apis.canonical(f"{values[0].name}.{values[1].default.value}"))
-            if values[0] == External("torch") and "bfloat16" in it.module_of(state).text:
-                # The program itself names both halves: each is a configuration of its own.
+            if values[0] == External("torch"):
+                # Each half that the program itself names is a configuration of its own.
+                words = WORD.findall(it.module_of(state).text)
                 value.options = tuple(
                     (Cond(values[1], "eq", const(name), True), External(f"torch.{name}"))
                     for name in ("bfloat16", "float16")
+                    if name in words
                 )
         return one(state, value)
     return one(state, result(it, state, instr, callee, ()))
