@@ -26,6 +26,7 @@ from precisionlint.reader import (
     Reading,
     concerns,
     digest,
+    holds_subject,
     unreadable,
     with_deep_stack,
 )
@@ -65,7 +66,8 @@ def check(request: Request) -> Report:
     Raises ConfigError, catalogue.UnknownNameError, baseline.BaselineError, changes.ChangesError.
     """
     on_disk = [path for path in request.paths if path not in request.texts]
-    found, errors = files.find(on_disk, request.configuration, suffixes(markdown=request.markdown))
+    kinds = files.Kinds(suffixes(markdown=request.markdown), holds_subject)
+    found, errors = files.find(on_disk, request.configuration, kinds)
     found += [
         (name, Path(name)) for name in request.texts if not files.left_out(Path(name).resolve(), request.configuration)
     ]
@@ -95,7 +97,7 @@ def check(request: Request) -> Report:
     return Report(
         tuple(sorted(findings, key=_order)),
         tuple(sorted(errors, key=lambda e: (e.path, e.line or 0))),
-        coverage(result for display, result in results.items() if _counts(display, result, request)),
+        coverage(results.values()),
         tuple(sorted(suppressed, key=lambda each: _order(each.finding))),
         tuple(map(str, stale)),
         request.texts,
@@ -105,13 +107,6 @@ def check(request: Request) -> Report:
 def suffixes(*, markdown: bool) -> tuple[str, ...]:
     """How the names end of the files that a folder is read for."""
     return documents.SUFFIXES + files.CONFIGURATIONS + (documents.MARKDOWN if markdown else ())
-
-
-def _counts(display: str, result: FileResult, request: Request) -> bool:
-    """Whether a file is one of those looked at: a configuration that a folder holds is, where it is one of a training run."""
-    if not display.endswith(files.CONFIGURATIONS) or display in request.paths:
-        return True
-    return bool(result.totals.read or result.errors)
 
 
 def _changes(since: str) -> Changes | None:

@@ -2,14 +2,14 @@
 
 A folder is walked without what git ignores (`.gitignore` files from the repository's root down, `.git/info/exclude`;
 not a user's global ignore file), what the settings exclude, environments and hidden names. Links to folders are not followed, as git
-does not follow them, so no walk is endless. What is in the files is no matter here.
+does not follow them, so no walk is endless. What is in the files matters for configurations alone: most JSON is none.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,14 @@ MOST = 500
 """A folder that holds more such files than this holds data."""
 
 ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The files that a folder is read for: those of the suffixes, and the configurations that are wanted, by their name and bytes."""
+
+    suffixes: tuple[str, ...] = (".py",)
+    wanted: Callable[[str, bytes], bool] = lambda display, data: True
 
 
 @dataclass(frozen=True)
@@ -44,18 +52,18 @@ class _Ignores:
 
 
 def find(
-    paths: Iterable[str], configuration: Configuration | None = None, suffixes: tuple[str, ...] = (".py",)
+    paths: Iterable[str], configuration: Configuration | None = None, kinds: Kinds | None = None
 ) -> tuple[list[tuple[str, Path]], list[FileError]]:
     """The files to read as (path as the user would write it, path), and an error for each path that cannot be read.
 
     Both are sorted, and neither depends on the order of `paths`. A file that is reached in several ways is there once,
-    under its shortest name. In folders only names with one of the `suffixes` count. Raises ConfigError.
+    under its shortest name. In folders only files of these `kinds` count. Raises ConfigError.
     """
-    configuration = configuration or Configuration(isolated=True)
+    configuration, kinds = configuration or Configuration(isolated=True), kinds or Kinds()
     files: dict[str, _Found] = {}
     errors: dict[str, FileError] = {}
     for given in sorted(set(paths)):
-        for found in _below(given, configuration, suffixes):
+        for found in _below(given, configuration, kinds):
             if isinstance(found, FileError):
                 errors[found.path] = found
                 continue
@@ -65,16 +73,16 @@ def find(
     return [(each.display, each.path) for each in by_name], [errors[path] for path in sorted(errors)]
 
 
-def _below(given: str, configuration: Configuration, suffixes: tuple[str, ...]) -> Iterator[_Found | FileError]:
+def _below(given: str, configuration: Configuration, kinds: Kinds) -> Iterator[_Found | FileError]:
     display = given.replace(os.sep, "/")
     if not os.path.isdir(given):  # as it stands: `Path("")` would be the current folder
         found = _file(given, display)
         if isinstance(found, FileError) or not left_out(Path(found.real), configuration):
             yield found
     elif display.rstrip("/") == ".":
-        yield from _walk(Path(given), "", configuration, suffixes)
+        yield from _walk(Path(given), "", configuration, kinds)
     else:
-        yield from _walk(Path(given), display.rstrip("/") + "/", configuration, suffixes)
+        yield from _walk(Path(given), display.rstrip("/") + "/", configuration, kinds)
 
 
 def left_out(path: Path, configuration: Configuration) -> bool:
@@ -98,9 +106,7 @@ def _file(path: str, display: str) -> _Found | FileError:
     return _Found(display, Path(path), os.path.realpath(path))
 
 
-def _walk(
-    top: Path, prefix: str, configuration: Configuration, suffixes: tuple[str, ...]
-) -> Iterator[_Found | FileError]:
+def _walk(top: Path, prefix: str, configuration: Configuration, kinds: Kinds) -> Iterator[_Found | FileError]:
     """What lies below a folder. `prefix` stands before each display name: empty, or ending in `/`."""
     real_top = top.resolve()
     pending = [(top, prefix, real_top, _ignores_above(real_top))]
@@ -124,19 +130,30 @@ def _walk(
             if entry.is_dir(follow_symlinks=False):
                 if not settings.excludes(f"{inside}/") and not _ignored(f"{inside}/", ignores):
                     pending.append((folder / entry.name, f"{display}/", inside, ignores))
-            elif not entry.name.endswith(suffixes) or _ignored(str(inside), ignores) or settings.excludes(str(inside)):
+            elif (
+                not entry.name.endswith(kinds.suffixes)
+                or _ignored(str(inside), ignores)
+                or settings.excludes(str(inside))
+            ):
                 continue
             elif entry.name.endswith(CONFIGURATIONS):
-                if (
-                    not data
-                    and entry.is_file(follow_symlinks=False)
-                    and entry.stat(follow_symlinks=False).st_size <= LARGEST
-                ):
+                if not data and _is_configuration(entry, kinds):
                     yield _Found(display, Path(entry.path), str(inside))
             elif entry.is_file(follow_symlinks=False):
                 yield _Found(display, Path(entry.path), str(inside))
             elif not os.path.isdir(entry):  # `entry.is_dir()` raises on a link to itself
                 yield _file(entry.path, display)
+
+
+def _is_configuration(entry: os.DirEntry[str], kinds: Kinds) -> bool:
+    """Whether a file is a configuration of a training run, as far as its size and bytes tell."""
+    if not entry.is_file(follow_symlinks=False) or entry.stat(follow_symlinks=False).st_size > LARGEST:
+        return False
+    try:
+        with open(entry.path, "rb", buffering=0) as file:
+            return kinds.wanted(entry.name, file.read(LARGEST))
+    except OSError:
+        return True  # reading says why it cannot be read
 
 
 def _reason(error: OSError) -> str:

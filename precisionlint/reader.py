@@ -97,6 +97,11 @@ def concerns(display: str, data: bytes) -> bool:
         return True
     if kind != "other" and (suppress.MARK in data or worth_parsing(data)):
         return True
+    return holds_subject(display, data)
+
+
+def holds_subject(display: str, data: bytes) -> bool:
+    """Whether a file holds one of the ``subjects``, by its name and bytes."""
     return any(subject.wants(display, data) for subject in SUBJECTS)
 
 

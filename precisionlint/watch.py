@@ -23,7 +23,7 @@ def stamps(paths: Sequence[str], suffixes: tuple[str, ...]) -> Stamps:
     """The time and size of every file that counts; one that is gone has none."""
     found: set[str] = set()
     with contextlib.suppress(InputError):  # settings that are wrong just now: they are among the files that count
-        found.update(os.path.abspath(path) for _, path in files.find(paths, Configuration(), suffixes)[0])
+        found.update(os.path.abspath(path) for _, path in files.find(paths, Configuration(), files.Kinds(suffixes))[0])
     for path in map(os.path.abspath, paths):
         found.update(map(str, surveyed_files(find_root(Path(path, "x") if os.path.isdir(path) else Path(path)))))
         above = [path, *map(str, Path(path).parents)]

@@ -32,7 +32,7 @@ def git(*arguments: str, cwd: str = ".") -> str:
 
 
 def names(*paths: str) -> list[str]:
-    return [display for display, _ in files.find(paths, suffixes=(".py", *files.CONFIGURATIONS))[0]]
+    return [display for display, _ in files.find(paths, kinds=files.Kinds((".py", *files.CONFIGURATIONS)))[0]]
 
 
 def errors(*paths: str) -> list[tuple[str, str]]:
