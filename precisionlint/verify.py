@@ -6,9 +6,6 @@ alone. Nothing here imports torch or triton.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -27,6 +24,7 @@ from precisionlint.kernels.outcome import (
     Verification,
     Violation,
 )
+from precisionlint.kernels.workers import answers
 
 Progress = Callable[[str, str], None]
 """Told of each kernel and case before it runs."""
@@ -82,15 +80,19 @@ def verify(
             "deep": deep,
             "path": sys.path if launcher is not None else None,
         }
-        for message in _answers(request):
+        placed: list[tuple[int, Outcome | Compiled]] = []
+        for message in answers(request, shared=launcher is None):
             if "case" in message and progress is not None:
                 progress(message["kernel"], message["case"])
             elif "outcome" in message:
-                outcomes.append(_outcome(message["outcome"]))
+                placed.append((message["order"], _outcome(message["outcome"])))
             elif "compiled" in message:
-                compiled.append(_compiled(message["compiled"]))
+                placed.append((message["order"], _compiled(message["compiled"])))
             elif "error" in message and message["error"] not in errors:
                 errors.append(message["error"])
+        in_order = [each for _, each in sorted(placed, key=lambda pair: pair[0])]
+        outcomes += [each for each in in_order if isinstance(each, Outcome)]
+        compiled += [each for each in in_order if isinstance(each, Compiled)]
         unchecked += NOT_LOOKED_AT[mode]
     if not deep and "interpret" in modes:
         unchecked.append("inputs beyond the fixed corpus: --deep draws more")
@@ -106,17 +108,18 @@ def prove(*, kernels: Sequence[str] | None = None, progress: Progress | None = N
     """
     if missing := _missing():
         return Proofs((), (missing,))
-    proofs: list[Proof] = []
+    proofs: list[tuple[int, Proof]] = []
     errors: list[str] = []
     names = None if kernels is None else list(kernels)
-    for message in _answers({"mode": "interpret", "faults": True, "kernels": names}):
+    for message in answers({"mode": "interpret", "faults": True, "kernels": names}, shared=True):
         if "case" in message and progress is not None:
             progress(message["kernel"], message["case"])
         elif "proof" in message:
-            proofs.append(Proof(**{**message["proof"], "caught_by": tuple(message["proof"]["caught_by"])}))
+            proof = Proof(**{**message["proof"], "caught_by": tuple(message["proof"]["caught_by"])})
+            proofs.append((message["order"], proof))
         elif "error" in message:
             errors.append(message["error"])
-    return Proofs(tuple(proofs), tuple(errors))
+    return Proofs(tuple(proof for _, proof in sorted(proofs, key=lambda pair: pair[0])), tuple(errors))
 
 
 def _missing(deep: bool = False) -> str:
@@ -137,35 +140,6 @@ def describe_contracts() -> Iterator[str]:
             words = " | ".join((*option.words, *(["a number"] if option.number else [])))
             yield f"  --option {option.name}={words}: {option.meaning}"
         yield ""
-
-
-def _answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a worker says, message by message; a worker that dies says so as an error."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    if request["mode"] == "interpret":
-        environment |= {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-m", "precisionlint.kernels.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        text=True,
-        encoding="utf-8",
-    ) as worker:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        with worker.stdin:
-            json.dump(request, worker.stdin)
-        last = ""
-        for line in worker.stdout:
-            message = json.loads(line)
-            if "case" in message:
-                last = f", at {message['kernel']}, {message['case']}"
-            yield message
-        code = worker.wait()
-    if code:
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
-        yield {"error": f"the process that runs the kernels {how}{last}"}
 
 
 def _compiled(fields: dict[str, Any]) -> Compiled:

@@ -52,11 +52,17 @@ def _verify(request: dict[str, Any], answers: TextIO) -> None:
         torch.set_num_threads(1)  # the tensors are small: threads that wait for a core cost more than they save
     with exact:
         if request["faults"]:
-            _prove(request["kernels"], answers)
+            _prove(request, answers)
         else:
             verify_one = _compile if request["mode"] == "compile" else _one
-            for subject in _subjects(request):
-                verify_one(subject, request, answers)
+            for order, subject in _share(list(_subjects(request)), request):
+                verify_one(subject, request, order, answers)
+
+
+def _share(everything: list[Any], request: dict[str, Any]) -> Iterator[tuple[int, Any]]:
+    """What of a run is this worker's, each with its place in the whole."""
+    index, count = request["share"]
+    yield from list(enumerate(everything))[index::count]
 
 
 def _subjects(request: dict[str, Any]) -> Iterator[Any]:
@@ -81,7 +87,7 @@ def _subjects(request: dict[str, Any]) -> Iterator[Any]:
             yield Subject(own, launch, promise.contract, {**promise.options, **request["options"]})
 
 
-def _one(subject: Any, request: dict[str, Any], answers: TextIO) -> None:
+def _one(subject: Any, request: dict[str, Any], order: int, answers: TextIO) -> None:
     from precisionlint.kernels import contracts
     from precisionlint.kernels.interpreter import RefusedError
     from precisionlint.kernels.run import place_of, try_case
@@ -108,10 +114,10 @@ def _one(subject: Any, request: dict[str, Any], answers: TextIO) -> None:
         )
     path, line = place_of(subject.launch)
     outcome = Outcome(subject.name, contract.name, request["mode"], path, line, tuple(tried), refused)
-    _say(answers, {"outcome": asdict(outcome)})
+    _say(answers, {"outcome": asdict(outcome), "order": order})
 
 
-def _compile(subject: Any, request: dict[str, Any], answers: TextIO) -> None:
+def _compile(subject: Any, request: dict[str, Any], order: int, answers: TextIO) -> None:
     from precisionlint.kernels import contracts
     from precisionlint.kernels.compiled import compile_for, launches
 
@@ -130,17 +136,17 @@ def _compile(subject: Any, request: dict[str, Any], answers: TextIO) -> None:
         for launch in caught:
             _say(answers, {"kernel": subject.name, "case": f"{launch.function.__name__} for {target}"})
             built = compile_for(launch, target)
-            _say(answers, {"compiled": {**asdict(built), "launcher": subject.name}})
+            _say(answers, {"compiled": {**asdict(built), "launcher": subject.name}, "order": order})
 
 
-def _prove(names: list[str] | None, answers: TextIO) -> None:
+def _prove(request: dict[str, Any], answers: TextIO) -> None:
     from precisionlint.kernels import contracts
     from precisionlint.kernels.planted import planted
     from precisionlint.kernels.run import try_case
 
-    for kernel in planted():
-        if names is not None and kernel.name not in names:
-            continue
+    names = request["kernels"]
+    wanted = [kernel for kernel in planted() if names is None or kernel.name in names]
+    for order, kernel in _share(wanted, request):
         contract = contracts.find(kernel.contract)
         options = contract.resolve(dict(kernel.options))
         _say(answers, {"kernel": kernel.name, "case": kernel.fault or "no fault"})
@@ -149,7 +155,7 @@ def _prove(names: list[str] | None, answers: TextIO) -> None:
         caught = tuple(each.case for each in tried if any(broken.clause != "returns" for broken in each.violations))
         seconds = sum(each.seconds for each in tried)
         proof = Proof(kernel.name, contract.name, kernel.fault, caught, len(tried), seconds)
-        _say(answers, {"proof": asdict(proof)})
+        _say(answers, {"proof": asdict(proof), "order": order})
 
 
 def _say(answers: TextIO, message: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -51,6 +51,8 @@ BUILTIN = frozenset(
     }
 )
 """Namespaces of torch itself."""
+OPS_OF_USERS = inspect.getfile(torch.library.custom_op)
+"""The file of torch from which the implementations of custom ops are called."""
 TORCHS = torch.nn.Module.__init__.__code__
 CASTS = (".float(", "float32", ".to(", ".type(")
 """Words by which an op's Python source casts for itself."""
@@ -129,7 +131,7 @@ class Custom:
                 return original(kernel, *args, **kwargs)
             region, taken = self.position.region, [*args, *kwargs.values()]
             name = getattr(kernel, "__name__", "kernel")
-            if region is not None and mixed(taken):
+            if region is not None and mixed(taken) and not inside_op():
                 place = here()
                 if (name, place) not in self._told:
                     self._told.add((name, place))
@@ -144,6 +146,16 @@ def mixed(values: list[Any]) -> bool:
     """Whether half tensors are among the floating ones."""
     dtypes = {each.dtype for each in values if isinstance(each, Tensor) and each.dtype.is_floating_point}
     return bool(dtypes & {torch.float16, torch.bfloat16})
+
+
+def inside_op() -> bool:
+    """Whether a torch.library.custom_op is at work: what it launches was judged with it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == OPS_OF_USERS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def has_autocast(name: str, device: str) -> bool:
