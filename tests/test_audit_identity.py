@@ -58,6 +58,7 @@ def train(optimizer_name: str, dtype: torch.dtype | None, weights: torch.dtype, 
     optimizer = optimizers()[optimizer_name](model.parameters())
     scaler = torch.amp.GradScaler("cpu", enabled=dtype is torch.float16)
     tokens, targets = torch.randint(0, 11, (4, 7)), torch.randint(0, 5, (4, 7))
+    average, norms = [each.detach().bfloat16().clone() for each in model.parameters()], []
 
     def loss_of() -> torch.Tensor:
         optimizer.zero_grad()
@@ -73,8 +74,12 @@ def train(optimizer_name: str, dtype: torch.dtype | None, weights: torch.dtype, 
         loss_of()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norms.append(sum((p.grad * p.grad).sum() for p in model.parameters()).sqrt().item())
         scaler.step(optimizer)
         scaler.update()
+        with torch.no_grad():
+            for mean, parameter in zip(average, model.parameters(), strict=True):
+                mean.mul_(0.999).add_(parameter, alpha=0.001)
 
     step()
     if audited:
@@ -88,6 +93,8 @@ def train(optimizer_name: str, dtype: torch.dtype | None, weights: torch.dtype, 
         "optimizer": optimizer.state_dict(),
         "scaler": scaler.state_dict(),
         "random": torch.random.get_rng_state(),
+        "average": average,
+        "norms": norms,
     }
 
 

@@ -229,6 +229,20 @@ def test_memory_grows_with_kinds_of_ops_and_not_with_their_number():
     assert many[1] > 15 * few[1]
 
 
+def test_what_is_known_of_tensors_is_let_go_when_they_die():
+    from precisionlint.trace.storages import BATCH, Storages
+
+    known: Storages[int] = Storages()
+    alive = [torch.ones(1) for _ in range(10)]
+    for number in range(3 * BATCH):
+        known.put(torch.ones(1), number)
+    for number, each in enumerate(alive):
+        known.put(each, number)
+    assert len(known) <= BATCH + len(alive)
+    assert [known.get(each) for each in alive] == list(range(10))
+    assert known.get(torch.ones(1)) is None
+
+
 def test_an_eval_step_under_inference_mode_is_recorded():
     model = net()
 

@@ -7,7 +7,7 @@ of a part of the difference. What the update was to be is computed beside it in 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from precisionlint.trace.position import Position
 from precisionlint.trace.recorder import Call, Watcher
-from precisionlint.trace.registry import storage_number
+from precisionlint.trace.storages import Storages
 
 HALF = (torch.float16, torch.bfloat16)
 SLOW = 0.01 + 1e-9
@@ -28,13 +28,10 @@ class Average:
 
     dtype: torch.dtype
     rate: float
-    meant: list[Tensor] = field(default_factory=list)
-    lost: list[Tensor] = field(default_factory=list)
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Elements that were to move, and those of them that did not."""
-        return sum(map(int, self.meant)), sum(map(int, self.lost))
+    meant: Tensor | int = 0
+    """Elements that were to move."""
+    lost: Tensor | int = 0
+    """Those of them that did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +40,6 @@ class Decayed:
 
     rate: float
     average: Tensor | None
-    keep: Tensor
-    """Itself, so that its storage is no other's."""
 
 
 class Averages:
@@ -53,9 +48,9 @@ class Averages:
     def __init__(self, position: Position) -> None:
         self.position = position
         self.found: dict[int, Average] = {}
-        self._decayed: dict[int, Decayed] = {}
-        self._parts: dict[int, tuple[float, Tensor]] = {}
-        self._differences: dict[int, Tensor] = {}
+        self._decayed: Storages[Decayed] = Storages()
+        self._parts: Storages[float] = Storages()
+        self._differences: Storages[bool] = Storages()
 
     def watch(self, func: Any) -> Watcher | None:
         """The watcher for an op that may be part of an average."""
@@ -84,37 +79,37 @@ class Averages:
     def mul_(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
         if isinstance(args[1], float) and 1.0 - SLOW <= args[1] < 1.0:
             for each in listed(args[0]):
-                self._decayed[storage_number(each)] = Decayed(1.0 - args[1], None, each)
+                self._decayed.put(each, Decayed(1.0 - args[1], None))
 
     def mul(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
         if not isinstance(args[1], float) or not isinstance(out, Tensor):
             return
-        if 1.0 - SLOW <= args[1] < 1.0:
-            self._decayed[storage_number(out)] = Decayed(1.0 - args[1], args[0].detach(), out)
-        elif storage_number(args[0]) in self._differences and 0.0 < args[1] <= SLOW:
-            self._parts[storage_number(out)] = (args[1], out)
+        if 1.0 - SLOW <= args[1] < 1.0 and call.phase == "other":  # else it may hold an activation for long
+            self._decayed.put(out, Decayed(1.0 - args[1], args[0].detach()))
+        elif 0.0 < args[1] <= SLOW and self._differences.get(args[0]):
+            self._parts.put(out, args[1])
 
     def add_(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
         alpha = kwargs.get("alpha", 1.0)
         for each, other in zip(listed(args[0]), listed(args[1]), strict=False):
-            known = self._decayed.pop(storage_number(each), None)
+            known = self._decayed.pop(each)
             if known is not None and isinstance(other, Tensor):
                 self._judge(each, alpha * other.float() - known.rate * each.float(), known.rate, call)
 
     def add(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
-        known = self._decayed.pop(storage_number(args[0]), None)
+        known = self._decayed.pop(args[0])
         if known is not None and known.average is not None and isinstance(args[1], Tensor):
             addend = kwargs.get("alpha", 1.0) * args[1].float()
             self._judge(known.average, addend - known.rate * known.average.float(), known.rate, call)
 
     def sub(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
         if isinstance(out, Tensor) and isinstance(args[1], Tensor) and args[1].shape == args[0].shape:
-            self._differences[storage_number(out)] = out
+            self._differences.put(out, True)
 
     def sub_(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
-        part = self._parts.pop(storage_number(args[1]), None) if isinstance(args[1], Tensor) else None
+        part = self._parts.pop(args[1]) if isinstance(args[1], Tensor) else None
         if part is not None:
-            self._judge(args[0], -args[1].float(), part[0], call)
+            self._judge(args[0], -args[1].float(), part, call)
 
     def _judge(self, average: Tensor, move: Tensor, rate: float, call: Call) -> None:
         """Whether such a move changes the average as it stands (what has just been lost is lost again)."""
@@ -123,8 +118,8 @@ class Averages:
         meant = move != 0
         lost = meant & ((average.float() + move).to(average.dtype) == average)
         found = self.found.setdefault(call.origin, Average(average.dtype, rate))
-        found.meant.append(torch.count_nonzero(meant))
-        found.lost.append(torch.count_nonzero(lost))
+        found.meant = found.meant + torch.count_nonzero(meant)
+        found.lost = found.lost + torch.count_nonzero(lost)
 
 
 HANDLERS = {

@@ -7,19 +7,21 @@ writes past the dispatcher are unseen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from precisionlint.trace.recorder import Call, Watcher
+from precisionlint.trace.registry import storage_number
+from precisionlint.trace.storages import Storages
 
 aten = torch.ops.aten
 WATCHED = frozenset({aten._to_copy.default, aten.copy_.default})
 
-Identity = tuple[int, int, tuple[int, ...], tuple[int, ...], int]
+View = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Offset, shape and strides."""
 
 
 @dataclass(slots=True)
@@ -32,14 +34,24 @@ class Tally:
     back: int = 0
 
 
+@dataclass(slots=True)
+class Seen:
+    """A view of a storage, unchanged since it was met."""
+
+    version: int
+    made_from: torch.dtype | None = None
+    cast_to: dict[torch.dtype, int] = field(default_factory=dict)
+    """dtype -> the region in which it was cast to it."""
+
+
 class Casts:
     """The casts of one window, by (origin, phase, dtype before, dtype after)."""
 
     def __init__(self) -> None:
         self.tallies: dict[tuple[int, str, torch.dtype, torch.dtype], Tally] = {}
-        self._done: set[tuple[Identity, torch.dtype]] = set()
-        self._made: dict[Identity, torch.dtype] = {}
-        self._kept: dict[int, StorageWeakRef] = {}
+        self._storages: Storages[dict[View, Seen]] = Storages()
+        self._regions = 0
+        """How many outermost regions were left: what was cast before, autocast has forgotten."""
 
     def watch(self, func: Any) -> Watcher | None:
         """The watcher for an op that may cast."""
@@ -47,7 +59,7 @@ class Casts:
 
     def new_region(self) -> None:
         """Autocast dropped its cache: that weights are cast once more in the next region is no redundancy."""
-        self._done.clear()
+        self._regions += 1
 
     def _cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
         source, target = (args[1], args[0]) if func is aten.copy_.default else (args[0], out)
@@ -57,21 +69,25 @@ class Casts:
         tally = self.tallies.setdefault((call.origin, call.phase, before, after), Tally())
         tally.count += 1
         tally.bytes += target.numel() * target.element_size()
-        identity, result = self._identity(source), self._identity(target)
-        if identity is None or result is None:
+        seen, made = self._seen(source), self._seen(target)
+        if seen is None or made is None:
             return
         if func is not aten.copy_.default:
-            tally.again += (identity, after) in self._done
-            self._done.add((identity, after))
-        tally.back += after.itemsize < before.itemsize and self._made.get(identity) is after
-        self._made[result] = before
+            tally.again += seen.cast_to.get(after) == self._regions
+            seen.cast_to[after] = self._regions
+        tally.back += after.itemsize < before.itemsize and seen.made_from is after
+        made.made_from = before
 
-    def _identity(self, tensor: Tensor) -> Identity | None:
-        try:
-            storage = tensor.untyped_storage()
-            number = int(storage._cdata)
-        except (RuntimeError, NotImplementedError):
-            return None  # a tensor without storage
-        if number not in self._kept:
-            self._kept[number] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        return number, int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()), tensor._version
+    def _seen(self, tensor: Tensor) -> Seen | None:
+        """What is known of a tensor as it stands; None where it has no storage."""
+        views = self._storages.get(tensor)
+        if views is None:
+            if not storage_number(tensor):
+                return None
+            views = {}
+            self._storages.put(tensor, views)
+        view = (int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
+        known = views.get(view)
+        if known is None or known.version != tensor._version:
+            known = views[view] = Seen(tensor._version)
+        return known

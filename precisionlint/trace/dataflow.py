@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from precisionlint.findings import Place
 from precisionlint.trace.position import Position
 from precisionlint.trace.recorder import Call, Watcher
+from precisionlint.trace.storages import Storages
 
 HALF = (torch.float16, torch.bfloat16)
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -66,9 +66,8 @@ class Dataflow:
 
     position: Position
     faults: dict[tuple[str, int | Place], Fault] = field(default_factory=dict)
-    _tags: dict[int, Tag] = field(default_factory=dict)
-    _copies: dict[int, Copy] = field(default_factory=dict)
-    _kept: dict[int, StorageWeakRef] = field(default_factory=dict)
+    _tags: Storages[Tag] = field(default_factory=Storages)
+    _copies: Storages[Copy] = field(default_factory=Storages)
 
     def watch(self, func: Any) -> Watcher | None:
         """The watcher for an op that makes or uses a tagged value."""
@@ -78,37 +77,23 @@ class Dataflow:
         return None if handler is None else lambda func, args, kwargs, out, call: handler(self, args, kwargs, out, call)
 
     def tag(self, tensor: Tensor, kind: str, *stations: Station) -> None:
-        number = self._number(tensor, keep=True)
-        if number is not None:
-            self._tags[number] = Tag(kind, stations)
+        self._tags.put(tensor, Tag(kind, stations))
 
     def tag_of(self, value: Any, kind: str) -> Tag | None:
         """The tag of that kind on a half tensor."""
         if not isinstance(value, Tensor) or value.dtype not in HALF or not self._tags:
             return None
-        tag = self._tags.get(self._number(value) or 0)
+        tag = self._tags.get(value)
         return tag if tag is not None and tag.kind == kind else None
 
     def found(self, fault: Fault) -> None:
         self.faults.setdefault((fault.rule, fault.origin if fault.at is None else fault.at), fault)
 
-    def _number(self, tensor: Tensor, keep: bool = False) -> int | None:
-        try:
-            storage = tensor.untyped_storage()
-            number = int(storage._cdata)
-        except (RuntimeError, NotImplementedError):
-            return None  # a tensor without storage
-        if keep and number not in self._kept:
-            self._kept[number] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        return number
-
     # -- copies of weights that autocast keeps
 
     def keep_copy(self, weight: Tensor, copy: Tensor, origin: int) -> None:
         """A weight was cast in a region whose cache is on."""
-        number = self._number(copy, keep=True)
-        if number is not None:
-            self._copies[number] = Copy(weight, weight._version, origin)
+        self._copies.put(copy, Copy(weight, weight._version, origin))
 
     def forget_copies(self) -> None:
         """The outermost region was left: autocast dropped its cache."""
@@ -120,7 +105,7 @@ class Dataflow:
             return None
         for value in args:
             if isinstance(value, Tensor):
-                copy = self._copies.get(self._number(value) or 0)
+                copy = self._copies.get(value)
                 if copy is not None and copy.weight._version != copy.version:
                     return copy
         return None

@@ -448,7 +448,9 @@ class Order:
             weights = self.registry.weights(parameters)
             made = self.registry.births.place(optimizer)
             first = optimizer.param_groups[0] if optimizer.param_groups else {}
-            settings = tuple((name, first[name]) for name in ("eps", "fused") if first.get(name))
+            settings = tuple(
+                (name, first[name]) for name in ("eps", "fused") if isinstance(first.get(name), float | bool)
+            )
             self.timeline.emit(Owns(made, (), named, weights, cls, rate, False if plain else None, settings))
         return named
 

@@ -12,7 +12,7 @@ objects and bytecode offsets become lines only in the report), and one dictionar
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -111,7 +111,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Asked for ops outside modules, backward and optimizer while gradients stand: the phase, where they touch
         those.
         """
-        self.fresh: Mapping[int, Any] = {}
+        self.fresh: Sized = ()
         """Storages that nothing has written yet; while there are any, ``on_fresh`` is told of each op before it runs."""
         self.on_fresh: Callable[[Any, tuple[Any, ...], dict[str, Any], Callable[[], int]], None]
         self.paused = False

@@ -20,17 +20,15 @@ class Cast:
     """The casts of gradients to fp16 that belong to one line: what became 0 there."""
 
     ranges: Ranges = field(default_factory=Ranges)
-    elements: list[Tensor] = field(default_factory=list)
+    elements: Tensor | int = 0
     """Elements that were not 0, and those of them that became 0."""
-    sums: list[Tensor] = field(default_factory=list)
+    sums: Tensor | int = 0
     """The same by magnitude."""
 
     @property
     def shares(self) -> tuple[float, float]:
         """Of the elements that were not 0, and of the sum of their magnitudes, the share that became 0."""
-        (whole, gone), (total, lost) = (
-            torch.stack(each).sum(0).double().tolist() for each in (self.elements, self.sums)
-        )
+        (whole, gone), (total, lost) = (torch.as_tensor(each).tolist() for each in (self.elements, self.sums))
         return (gone / whole if whole else 0.0), (lost / total if total else 0.0)
 
     def best(self) -> tuple[float, float]:
@@ -58,8 +56,8 @@ class Underflow:
         cast = self.casts.setdefault(call.origin, Cast())
         cast.ranges.add(before)
         size, gone = before.abs().float(), (out == 0) & (before != 0)
-        cast.elements.append(torch.stack([torch.count_nonzero(before), torch.count_nonzero(gone)]))
-        cast.sums.append(torch.stack([size.sum(), size[gone].sum()]))
+        cast.elements = cast.elements + torch.stack([torch.count_nonzero(before), torch.count_nonzero(gone)])
+        cast.sums = cast.sums + torch.stack([size.sum(), size[gone].sum()]).double()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from precisionlint.trace.recorder import Call, Watcher
-from precisionlint.trace.registry import storage_number
+from precisionlint.trace.storages import Storages
 
 MAKERS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 SHAPES = frozenset({"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "expand_as"})
@@ -35,8 +34,8 @@ class Unseen:
 
     def __init__(self) -> None:
         self.written: dict[tuple[int, int], Written] = {}
-        self.fresh: dict[int, tuple[int, StorageWeakRef]] = {}
-        """Storage -> the origin that made it, as long as nothing has written it."""
+        self.fresh: Storages[int] = Storages()
+        """The origin that made a tensor, as long as nothing has written it."""
         self._touches: dict[int, tuple[tuple[str, str], ...]] = {}
 
     def watch(self, func: Any) -> Watcher | None:
@@ -48,15 +47,12 @@ class Unseen:
 
     def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
         if isinstance(out, Tensor) and out.numel():
-            number = storage_number(out)
-            if number:
-                reference = StorageWeakRef(out.untyped_storage())  # type: ignore[no-untyped-call]
-                self.fresh[number] = (call.origin, reference)
+            self.fresh.put(out, call.origin)
 
     def launched(self, tensors: Iterable[Tensor]) -> None:
         """A kernel that is known took these tensors, and may have written them."""
         for each in tensors:
-            self.fresh.pop(storage_number(each), None)
+            self.fresh.pop(each)
 
     def ran(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], origin: Callable[[], int]) -> None:
         """Looks at what an op is about to read and write; called only while there is something fresh."""
@@ -66,10 +62,10 @@ class Unseen:
         for value, kind in self._arguments(func, args, kwargs):
             for tensor in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(tensor, Tensor) and kind != "view":
-                    known = self.fresh.pop(storage_number(tensor), None)
-                    if known is not None and kind == "read":
+                    made = self.fresh.pop(tensor)
+                    if made is not None and kind == "read":
                         here = origin()
-                        self.written.setdefault((known[0], here), Written(known[0], here, name))
+                        self.written.setdefault((made, here), Written(made, here, name))
 
     def _arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[tuple[Any, str]]:
         """Each argument, and whether the op reads it, writes it, or returns a view of it. Ops that are not torch's own

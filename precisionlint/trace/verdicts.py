@@ -204,7 +204,7 @@ def of_updates(lost: Iterable[Lost], registry: Registry, events: Iterable[Event]
 def of_averages(averages: Averages, recorder: Recorder) -> Iterator[Finding]:
     """Slow averages in half most of whose elements no longer move."""
     for origin, each in averages.found.items():
-        at, (meant, lost) = _place(recorder, origin), each.counts
+        at, meant, lost = _place(recorder, origin), int(each.meant), int(each.lost)
         if at is not None and meant and 2 * lost >= meant:
             name = SHORT[each.dtype]
             yield finding(
