@@ -34,6 +34,11 @@ class Entry:
     before: str
     after: str
 
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What must fit; the lines around only tell equal lines apart."""
+        return self.path, self.rule, self.text
+
     def __str__(self) -> str:
         return f"{self.path}: {self.rule}: {self.text}"
 
@@ -43,7 +48,9 @@ class Baseline:
 
     def __init__(self, file: Path, entries: Iterable[Entry]) -> None:
         self.folder = file.resolve().parent
-        self.entries = list(entries)
+        self._left: dict[tuple[str, str, str], list[Entry]] = {}
+        for entry in entries:
+            self._left.setdefault(entry.key, []).append(entry)
 
     def split(self, findings: Sequence[Finding], sources: Sources) -> tuple[list[Finding], list[Finding]]:
         """(findings that are new, findings that an entry speaks for); what it speaks for is taken."""
@@ -57,17 +64,17 @@ class Baseline:
         return new, [finding for index, finding in enumerate(findings) if index in known]
 
     def _take(self, wanted: Entry, exact: bool) -> bool:
-        for index, entry in enumerate(self.entries):
-            if entry == wanted or (not exact and astuple(entry)[:3] == astuple(wanted)[:3]):
-                del self.entries[index]
-                return True
-        return False
+        alike = self._left.get(wanted.key, [])
+        if exact and wanted in alike:
+            alike.remove(wanted)
+            return True
+        return not exact and bool(alike) and bool(alike.pop(0))
 
     def stale(self, looked_at: Collection[str]) -> list[Entry]:
         """The entries left of files that were looked at (absolute paths), or that are gone."""
         return [
             entry
-            for entry in sorted(self.entries)
+            for entry in sorted(entry for alike in self._left.values() for entry in alike)
             if (path := os.path.normpath(self.folder / entry.path)) in looked_at or not os.path.exists(path)
         ]
 

@@ -15,6 +15,7 @@ import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from precisionlint import catalogue
 from precisionlint.findings import Finding, Place, Suppressed
@@ -47,15 +48,19 @@ class Statements:
     """The lines on which each line's innermost statement begins and ends (a compound one's heading)."""
 
     spans: tuple[tuple[int, int, int, int], ...]
+    """First line, last line, last line of the heading, depth."""
+
+    @cached_property
+    def _by_line(self) -> list[tuple[int, int] | None]:
+        lines: list[tuple[int, int] | None] = [None] * (max((end for _, end, _, _ in self.spans), default=0) + 1)
+        for first, end, heading, _ in sorted(self.spans, key=lambda span: span[3]):
+            lines[first : end + 1] = [(first, heading)] * (end + 1 - first)
+        return lines
 
     def around(self, line: int) -> tuple[int, int]:
-        """(first line, last line) of the statement that a line belongs to."""
-        first, _, last, _ = max(
-            (span for span in self.spans if span[0] <= line <= span[1]),
-            key=lambda span: span[3],
-            default=(line, 0, line, 0),
-        )
-        return first, last
+        """(first line, last line) of the innermost statement that a line belongs to."""
+        found = self._by_line[line] if line < len(self._by_line) else None
+        return found or (line, line)
 
 
 def decoded(data: bytes) -> str:
@@ -203,8 +208,9 @@ def apply(
 
     for finding, indices in findings:
         take(finding, indices)
+    whole = [index for index, each in enumerate(comments) if each.whole and each.top]
     for index, comment in enumerate(comments):
-        own = [index, *(other for other, each in enumerate(comments) if each.whole and each.top and other != index)]
+        own = dict.fromkeys([index, *whole])
         if UNREASONED in rules and comment.word in WORDS and not comment.reason:
             take(_finding(UNREASONED, "says no reason: write one after the bracket", comment.at), own)
         if UNUSED in rules and judge:

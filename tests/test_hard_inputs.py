@@ -1,0 +1,109 @@
+"""Hard inputs around a run: many findings, large files, folders that cannot be read, terminals that close."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from programs import CLIP, CLIP_CALL
+
+import precisionlint
+from precisionlint import cli
+
+COMMAND = [sys.executable, "-m", "precisionlint", "check", "."]
+
+
+@pytest.fixture(autouse=True)
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_thousands_of_comments_and_findings_in_one_file(capsys):
+    unused = "x = 1  # precisionlint: ignore[clip-before-unscale]\n" * 4_000
+    Path("train.py").write_text(CLIP + unused)
+    report = precisionlint.check(".")
+    assert len(report.findings) == 4_001
+    for form in ("text", "sarif", "gitlab", "junit", "markdown", "github"):
+        assert cli.main(["check", ".", "--format", f"{form}:out.{form}"]) == 1
+    assert len(json.loads(Path("out.gitlab").read_text())) == 4_001
+    assert cli.main(["check", ".", "--write-baseline", "known.json"]) == 0
+    assert cli.main(["check", ".", "--baseline", "known.json"]) == 0
+
+
+def test_a_file_of_very_many_lines():
+    Path("train.py").write_text(CLIP + "x = 1\n" * 100_000)
+    assert [each.rule for each in precisionlint.check(".").findings] == ["clip-before-unscale"]
+
+
+@pytest.mark.parametrize(
+    "data", [CLIP.encode() + b"\x00", CLIP.encode() + b"\xff\xfe", CLIP.encode().replace(b"\n", b"\r")]
+)
+def test_odd_bytes_are_an_error_or_no_matter_and_never_a_traceback(data: bytes, capsys):
+    Path("train.py").write_bytes(data)
+    code = cli.main(["check", "."])
+    told = capsys.readouterr()
+    assert code in (1, 2)
+    assert "Traceback" not in told.err
+    assert cli.main(["check", ".", "--add-ignores"]) in (0, 2)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_cannot_be_read_is_said(capsys):
+    Path("closed").mkdir()
+    os.chmod("closed", 0)
+    Path("train.py").write_text(CLIP)
+    code = cli.main(["check", "."])
+    os.chmod("closed", 0o755)
+    assert code == 2
+    assert "closed: permission denied" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_early_ends_the_run_quietly():
+    for number in range(30):
+        Path(f"train{number}.py").write_text(CLIP)
+    with subprocess.Popen([*COMMAND, "--format", "json"], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1) == "{"
+        process.stdout.close()
+        assert (process.wait(), process.stderr.read()) == (1, "")
+
+
+def test_a_file_that_goes_while_the_run_is_under_way_is_said(monkeypatch: pytest.MonkeyPatch):
+    from precisionlint import files
+
+    Path("train.py").write_text(CLIP)
+    real = files.find
+
+    def then_gone(*arguments: object) -> object:
+        found = real(*arguments)  # type: ignore[arg-type]
+        Path("train.py").unlink()
+        return found
+
+    monkeypatch.setattr(files, "find", then_gone)
+    (error,) = precisionlint.check(".").errors
+    assert (error.path, error.message) == ("train.py", "cannot be read: No such file or directory")
+
+
+def test_a_name_with_everything_in_it_is_read_and_told(capsys):
+    name = "a \"b\" 'c' \n\t\x1b[31m %0A ::x:: é\udc80.py"
+    Path(name).write_text(CLIP)
+    for form in ("text", "concise", "json", "jsonl", "sarif", "github", "gitlab", "junit", "markdown"):
+        assert cli.main(["check", ".", "--format", form]) == 1
+        told = capsys.readouterr().out
+        assert "\x1b" not in told
+    for _ in range(2):  # read, then from the cache
+        time.sleep(0.1)
+        (finding,) = precisionlint.check(".", cache=True).findings
+        assert finding.place.path == name
+    assert cli.main(["check", ".", "--add-ignores"]) == 0
+    assert f"{CLIP_CALL}  # precisionlint: ignore" in Path(name).read_text()
+    Path(name).write_text(CLIP)
+    assert cli.main(["check", ".", "--write-baseline", "known.json"]) == 0
+    assert cli.main(["check", ".", "--baseline", "known.json"]) == 0
+    (finding,) = precisionlint.check(".", jobs=2).findings
+    assert finding.place.path == name
