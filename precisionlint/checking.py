@@ -27,6 +27,7 @@ from precisionlint.reader import (
     concerns,
     digest,
     holds_subject,
+    uncollected,
     unreadable,
     with_deep_stack,
 )
@@ -74,7 +75,8 @@ def check(request: Request) -> Report:
     settings = {display: request.configuration.of(path) for display, path in found}
     baselines = _baselines(request, settings)
     changes = _changes(request.since)
-    results = _read(request, found, settings)
+    with uncollected():
+        results = _read(request, found, settings)
 
     sources = Sources(request.texts)
     findings: list[Finding] = []

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from precisionlint.reader import Looked, Plan, Reader, Reading, with_deep_stack
+from precisionlint.reader import Looked, Plan, Reader, Reading, uncollected, with_deep_stack
 
 Task = tuple[Plan, list[tuple[str, str]]]
 """A plan and files: (name as the user gave it, path)."""
@@ -22,7 +22,8 @@ def main() -> None:
     """Answers tasks until there are no more."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever prints must not print into the answers
-    with_deep_stack(lambda: _serve(sys.stdin.buffer, answers))
+    with uncollected():
+        with_deep_stack(lambda: _serve(sys.stdin.buffer, answers))
 
 
 def _serve(tasks: BinaryIO, answers: BinaryIO) -> None:

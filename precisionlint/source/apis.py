@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -41,12 +41,18 @@ class Apis:
     averages: frozenset[str]
     plain_optim: frozenset[str]
     engine_arguments: tuple[str, ...]
+    kinds: dict[str, str] = field(default_factory=dict, compare=False)
 
     def canonical(self, name: str) -> str:
         return self.aliases.get(name, name)
 
     def kind(self, name: str) -> str:
         """What objects of a class are: "scaler", "autocast", "optimizer", "owner", "module", or ""."""
+        if name not in self.kinds:
+            self.kinds[name] = self._kind(name)
+        return self.kinds[name]
+
+    def _kind(self, name: str) -> str:
         if name in self.scalers or name in self.sharded_scalers:
             return "scaler"
         if name in self.autocast:

@@ -129,17 +129,26 @@ def own_slots(instr: p.Instr) -> set[p.Slot]:
     return found
 
 
-def mark_kills(block: p.Block, after: frozenset[p.Slot], keep: frozenset[str]) -> frozenset[p.Slot]:
+Mentions = dict[p.Instr, frozenset[p.Slot]]
+"""What each instruction of a body mentions, itself and in the blocks inside it."""
+
+
+def mark_kills(block: p.Block, keep: frozenset[str], known: Mentions) -> None:
+    """Notes, for each instruction of a body, which variables nothing mentions any more once it is done; see ``mark``."""
+    mark(block, frozenset(), keep, known)
+
+
+def mark(block: p.Block, after: frozenset[p.Slot], keep: frozenset[str], known: Mentions) -> None:
     """Notes, for each instruction, which variables nothing mentions any more once it is done.
 
     Two paths that differ only in such a variable are the same path: without this they could not be merged. ``after``: what is
-    mentioned later, outside this block. ``keep``: names that are never noted. Returns what the block mentions.
+    mentioned later, outside this block. ``keep``: names that are never noted.
     """
-    everything: list[frozenset[p.Slot]] = [mentions(instr) for instr in block.code]
     kills: list[tuple[p.Slot, ...]] = [()] * len(block.code)
     later = set(after)
     for index in range(len(block.code) - 1, -1, -1):
-        instr, mentioned = block.code[index], everything[index]
+        instr = block.code[index]
+        mentioned = mentions(instr, known)
         inner_after = frozenset(later) if blocks(instr) else frozenset()
         if isinstance(instr, (p.For, p.While, p.Try)):
             # A loop comes round again, a handler follows what it guards; temporaries never outlive their statement.
@@ -149,16 +158,18 @@ def mark_kills(block: p.Block, after: frozenset[p.Slot], keep: frozenset[str]) -
         if isinstance(instr, p.For) and instr.comprehension:
             inner_after |= mentioned
         for inner in blocks(instr):
-            mark_kills(inner, inner_after, keep)
+            mark(inner, inner_after, keep, known)
         kills[index] = tuple(s for s in mentioned if s not in later and s not in keep)
         later |= mentioned
     block.kills = kills
-    return frozenset(later)
 
 
-def mentions(instr: p.Instr) -> frozenset[p.Slot]:
-    found = own_slots(instr)
-    for inner in blocks(instr):
-        for nested in inner.code:
-            found |= mentions(nested)
-    return frozenset(found)
+def mentions(instr: p.Instr, known: Mentions) -> frozenset[p.Slot]:
+    """The variables that an instruction mentions, itself and in the blocks inside it."""
+    if instr not in known:
+        found = own_slots(instr)
+        for inner in blocks(instr):
+            for nested in inner.code:
+                found |= mentions(nested, known)
+        known[instr] = frozenset(found)
+    return known[instr]

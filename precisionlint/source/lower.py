@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from precisionlint.source import program as p
-from precisionlint.source.liveness import mark_kills, outer_names, outside_loops
+from precisionlint.source.liveness import Mentions, mark_kills, mentions, outer_names, outside_loops
 from precisionlint.source.parsing import lines_spanned
 
 NONE = p.Const(None)
@@ -118,7 +118,7 @@ class Lowering:
     def if_(self, node: ast.If) -> None:
         test = self.test(node.test)
         then = self.block(node.body)
-        self.code.append(p.If(test, then, self.block(node.orelse), node.test))
+        self.code.append(p.If(test, then, self.block(node.orelse), node))
 
     def assert_(self, node: ast.Assert) -> None:
         test = self.test(node.test)
@@ -423,7 +423,7 @@ class Lowering:
             if conditions:
                 test = self.test(conditions[0])
                 then = self.into(lambda: inner(conditions[1:]))
-                self.code.append(p.If(test, then, p.Block([]), conditions[0], quiet=True))
+                self.code.append(p.If(test, then, p.Block([]), conditions[0], quiet=True, filter=True))
             elif rest:
                 self.comp_for(node, rest, result)
             elif isinstance(node, ast.DictComp):
@@ -516,8 +516,12 @@ def lower_module(tree: ast.Module) -> tuple[p.Block, list[p.Function]]:
     """The top level of a file, and every function that stands in it outside another function's body."""
     lowering = Lowering()
     block = lowering.block(tree.body)
-    # A name of the top level may be asked for from anywhere, unless only a loop there mentions it.
-    mark_kills(block, frozenset(), captured_names(lowering.functions) | outside_loops(block))
+    # A name of the top level may be asked for from anywhere, unless only a loop there mentions it, and no function.
+    keep = outside_loops(block)
+    known: Mentions = {}
+    if any(isinstance(name, str) and name not in keep for instr in block.code for name in mentions(instr, known)):
+        keep |= captured_names(lowering.functions)
+    mark_kills(block, keep, known)
     return block, lowering.functions
 
 
@@ -534,7 +538,7 @@ def lower_body(function: p.Function) -> p.Block:
         function.generator = lowering.generator
         # What nested functions read must outlive its last mention here.
         function.captured = captured_names(lowering.functions)
-        mark_kills(function.body, frozenset(), function.captured | outer_names(function.body))
+        mark_kills(function.body, function.captured | outer_names(function.body), {})
     return function.body
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ast
 import re
+from bisect import bisect
 from dataclasses import dataclass
+from itertools import accumulate
 from sys import intern
 
-from precisionlint.source.parsing import definitions, lines_spanned
+from precisionlint.source.parsing import BLOCKS, DEFINITIONS, lines_spanned, statements
 
 WORD = re.compile(r"[^\W\d]\w*")
 
@@ -18,23 +20,40 @@ TRIGGER = re.compile(
     r"\bbackward\w*\(|\.step\(|\.scale\(|unscale_|zero_grad|get_scale|[Aa]utocast|\.grad\b|parameters\(|\bhalf\b|b?float16|float32\b"
     r"|from_pretrained|state_dict|torch\.save|requires_grad|custom_op|custom_[fb]wd|\.apply\(|[Oo]ptim|clip_grad|no_sync|nullcontext"
     r"|contextmanager|set_default_dtype|matmul_precision|allow_tf32|fp32_precision|[Ss]caler|\bamp\b|_amp\b|\bamp_|fp16|bf16"
-    r"|loss_scale|mixed_precision|param_groups|triton|torch\.ops\.|torch\.library|Trainer\(|TrainingArguments|[a-z]_peft_model|\bprecision="
+    r"|loss_scale|mixed_precision|param_groups|\btriton\.\w|triton_op|wrap_triton|torch\.ops\.|torch\.library|Trainer\(|TrainingArguments|[a-z]_peft_model|\bprecision="
 )
 """What a function's text must hold for its body to matter."""
 STRONG = re.compile(
-    r"\bbackward\w*\(|\.step\(|unscale_|[Ss]caler\b|clip_grad|custom_op|autograd\.Function|[A-Z]\w*\.apply\(|torch\.ops\.|triton|Trainer\("
+    r"\bbackward\w*\(|\.step\(|unscale_|[Ss]caler\b|clip_grad|custom_op|autograd\.Function|[A-Z]\w*\.apply\(|torch\.ops\.|\btriton\.\w|triton_op|wrap_triton|Trainer\("
 )
 """What a program's text must reach for it to be able to hold a fault at all."""
 MARKS = {"event": TRIGGER, "strong": STRONG}
 
 
-@dataclass(frozen=True)
 class Definition:
-    """A function or class of a file: its lines, every word in them, and which kinds of mark its text holds (see ``MARKS``)."""
+    """A function or class of a file: where its text stands; what is in it is looked up when somebody asks."""
 
-    name: str
-    words: frozenset[str]
-    marks: frozenset[str]
+    __slots__ = ("_marks", "_words", "name", "span", "text")
+
+    def __init__(self, name: str, text: str, span: tuple[int, int]) -> None:
+        self.name = name
+        self.text = text
+        self.span = span
+        self._words: frozenset[str] | None = None
+        self._marks: dict[str, bool] = {}
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Every word in its lines."""
+        if self._words is None:
+            self._words = frozenset(map(intern, WORD.findall(self.text, *self.span)))
+        return self._words
+
+    def holds(self, kind: str) -> bool:
+        """Whether its text holds a mark of this kind (see ``MARKS``)."""
+        if kind not in self._marks:
+            self._marks[kind] = MARKS[kind].search(self.text, *self.span) is not None
+        return self._marks[kind]
 
 
 @dataclass(frozen=True)
@@ -51,33 +70,40 @@ class Outline:
 
     def __init__(self, syntax: ast.Module, lines: list[str]) -> None:
         self.definitions: dict[str, list[Definition]] = {}
-        for node in definitions(syntax.body):
-            first, last = lines_spanned(node)
-            text = "\n".join(lines[first - 1 : last])
-            marks = frozenset(kind for kind, pattern in MARKS.items() if pattern.search(text))
-            self.definitions.setdefault(node.name, []).append(
-                Definition(node.name, frozenset(map(intern, WORD.findall(text))), marks)
-            )
         self.imports: dict[str, Imported] = {}
         self.stars: list[Imported] = []
-        for statement in ast.walk(syntax):
-            if isinstance(statement, ast.Import):
-                for alias in statement.names:
+        text = "\n".join(lines)
+        starts = [0, *accumulate(len(line) + 1 for line in lines)]
+        for node in statements(syntax.body):
+            if isinstance(node, DEFINITIONS):
+                first, last = lines_spanned(node)
+                definition = Definition(node.name, text, (starts[first - 1], starts[last] - 1))
+                self.definitions.setdefault(node.name, []).append(definition)
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
                     self.imports[alias.asname or alias.name.partition(".")[0]] = Imported(alias.name, 0, None)
-            elif isinstance(statement, ast.ImportFrom):
-                for alias in statement.names:
-                    target = Imported(statement.module or "", statement.level, alias.name)
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    target = Imported(node.module or "", node.level, alias.name)
                     if alias.name == "*":
                         self.stars.append(target)
                     else:
                         self.imports[alias.asname or alias.name] = target
+        self.names = frozenset(self.definitions) | frozenset(self.imports)
+
+    def holds(self, kind: str) -> bool:
+        """Whether any definition holds a mark of this kind."""
+        return any(definition.holds(kind) for named in self.definitions.values() for definition in named)
 
 
 GUARDED = re.compile(
     r"\bbackward\w*\(|\.step\(|\.scale\(|unscale_|clip_grad|zero_grad|[Aa]utocast|GradScaler|\.grad\b|scaler|\.half\(|float16|optim\.|no_sync"
 )
 """What a branch must hold for the test before it to be remembered."""
+ASKS = re.compile(r"\bif\b|:=|\benabled\b")
+"""What a line must hold for an expression in it to ask or name something on its own."""
 LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def telling_names(syntax: ast.Module, lines: list[str]) -> set[str]:
@@ -85,51 +111,93 @@ def telling_names(syntax: ast.Module, lines: list[str]) -> set[str]:
 
     Two paths that differ in the value of any other name are one path.
     """
-    names: set[str] = set()
-    assigned: list[tuple[set[str], set[str]]] = []
-    guarded_lines = {number for number, line in enumerate(lines, 1) if GUARDED.search(line)}
-    scopes = [
-        (node.lineno, node.end_lineno or node.lineno)
-        for node in ast.walk(syntax)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    ]
+    return Telling(lines).read(syntax)
 
-    def guards(first: int, last: int | None) -> bool:
-        return any(number in guarded_lines for number in range(first, (last or first) + 1))
 
-    def scope_guards(line: int) -> bool:
-        around = [scope for scope in scopes if scope[0] <= line <= scope[1]]
-        return guards(*max(around)) if around else bool(guarded_lines)
+class Telling:
+    """Collects the telling names of one file."""
 
-    asked: dict[str, int] = {}
-    leaving: set[str] = set()
-    for node in ast.walk(syntax):
-        if isinstance(node, (ast.If, ast.While, ast.IfExp)):
-            for name in identifiers_of(node.test):
-                asked[name] = asked.get(name, 0) + 1
-            leaves = isinstance(node, ast.If) and any(isinstance(last, LEAVES) for last in (*node.body, *node.orelse))
-            if guards(node.lineno, node.end_lineno):
-                names |= identifiers_of(node.test)
-            elif leaves and scope_guards(node.lineno):
-                leaving |= identifiers_of(node.test)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
-            targets: list[ast.expr] = list(node.targets) if isinstance(node, ast.Assign) else [node.target]
-            if node.value is not None:
-                assigned.append(({name for t in targets for name in last_identifiers(t)}, identifiers_of(node.value)))
-        elif (isinstance(node, ast.keyword) and node.arg == "enabled") or (
-            isinstance(node, ast.Return) and isinstance(node.value, (ast.Compare, ast.BoolOp, ast.UnaryOp))
-        ):
-            names |= identifiers_of(node.value)
-    # A test that only leaves the function matters to a later one that asks the same.
-    names |= {name for name in leaving if asked[name] > 1}
-    grown = True
-    while grown:
-        before = len(names)
-        for made, parts in assigned:
-            if len(parts) <= 8 and not names.isdisjoint(made):
-                names |= parts
-        grown = len(names) > before
-    return names
+    def __init__(self, lines: list[str]) -> None:
+        text = "\n".join(lines)
+        starts = [0, *accumulate(len(line) + 1 for line in lines)]
+        self.guarded = matching_lines(GUARDED, text, starts)
+        self.asking = matching_lines(ASKS, text, starts)
+        self.names: set[str] = set()
+        self.asked: dict[str, int] = {}
+        self.leaving: set[str] = set()
+        self.made: dict[str, list[ast.expr]] = {}
+
+    def read(self, syntax: ast.Module) -> set[str]:
+        found = list(statements(syntax.body))
+        scopes = [(node.lineno, node.end_lineno or node.lineno) for node in found if isinstance(node, SCOPES)]
+        for node in found:
+            if isinstance(node, (ast.If, ast.While)):
+                self.asks(node, scopes)
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+                self.makes(node.targets if isinstance(node, ast.Assign) else [node.target], node.value)
+            elif isinstance(node, ast.Return) and isinstance(node.value, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
+                self.names |= identifiers_of(node.value)
+            self.inside(node)
+        # A test that only leaves the function matters to a later one that asks the same.
+        self.names |= {name for name in self.leaving if self.asked[name] > 1}
+        self.grow()
+        return self.names
+
+    def guards(self, first: int, last: int | None) -> bool:
+        """Whether one of these lines touches precision."""
+        return self.guarded[last or first] > self.guarded[first - 1]
+
+    def asks(self, node: ast.If | ast.While | ast.IfExp, scopes: list[tuple[int, int]]) -> None:
+        test = identifiers_of(node.test)
+        for name in test:
+            self.asked[name] = self.asked.get(name, 0) + 1
+        if self.guards(node.lineno, node.end_lineno):
+            self.names |= test
+        elif isinstance(node, ast.If) and any(isinstance(last, LEAVES) for last in (*node.body, *node.orelse)):
+            around = [scope for scope in scopes if scope[0] <= node.lineno <= scope[1]]
+            if self.guards(*max(around)) if around else self.guarded[-1]:
+                self.leaving |= test
+
+    def makes(self, targets: list[ast.expr], value: ast.expr | None) -> None:
+        if value is not None:
+            for name in {name for target in targets for name in last_identifiers(target)}:
+                self.made.setdefault(name, []).append(value)
+
+    def inside(self, node: ast.AST) -> None:
+        """What the expressions of a statement ask and name, the blocks in it aside."""
+        first = node.decorator_list[0].lineno if isinstance(node, DEFINITIONS) and node.decorator_list else None
+        last = getattr(node, "end_lineno", None)
+        if BLOCKS.get(type(node)):
+            body = getattr(node, BLOCKS[type(node)][0])
+            last = getattr(body[0], "lineno", last) if body else last
+        start = first or getattr(node, "lineno", None)
+        if start is None or last is None or self.asking[last] == self.asking[start - 1]:
+            return
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.expr, ast.withitem, ast.arguments, ast.keyword)):
+                for inner in ast.walk(child):
+                    if isinstance(inner, ast.IfExp):
+                        self.asks(inner, [])
+                    elif isinstance(inner, ast.NamedExpr):
+                        self.makes([inner.target], inner.value)
+                    elif isinstance(inner, ast.keyword) and inner.arg == "enabled":
+                        self.names |= identifiers_of(inner.value)
+
+    def grow(self) -> None:
+        """Adds what the telling names are made from."""
+        todo = list(self.names)
+        while todo:
+            for value in self.made.pop(todo.pop(), ()):
+                parts = identifiers_of(value)
+                if len(parts) <= 8:
+                    todo.extend(parts - self.names)
+                    self.names |= parts
+
+
+def matching_lines(pattern: re.Pattern[str], text: str, starts: list[int]) -> list[int]:
+    """How many of the first 0, 1, 2 … lines hold a match; ``starts`` are the places at which lines begin."""
+    lines = {bisect(starts, match.start()) for match in pattern.finditer(text)}
+    return [0, *accumulate(number in lines for number in range(1, len(starts)))]
 
 
 def identifiers_of(node: ast.AST | None) -> set[str]:

@@ -70,14 +70,21 @@ def lines_spanned(node: Definition) -> tuple[int, int]:
     return min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.end_lineno or node.lineno
 
 
-def definitions(body: list[ast.stmt]) -> Iterator[Definition]:
-    """Every def and class below these statements, in source order."""
+BLOCKS: dict[type, tuple[str, ...]] = {
+    ast.FunctionDef: ("body",), ast.AsyncFunctionDef: ("body",), ast.ClassDef: ("body",), ast.If: ("body", "orelse"),
+    ast.For: ("body", "orelse"), ast.AsyncFor: ("body", "orelse"), ast.While: ("body", "orelse"), ast.With: ("body",),
+    ast.AsyncWith: ("body",), ast.Try: ("body", "handlers", "orelse", "finalbody"),
+    getattr(ast, "TryStar", ast.Try): ("body", "handlers", "orelse", "finalbody"), ast.ExceptHandler: ("body",),
+    ast.Match: ("cases",), ast.match_case: ("body",),
+}  # fmt: skip
+"""The blocks of each compound statement, in source order."""
+
+
+def statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """Every statement in these and in the blocks inside them (handlers and cases among them), in source order."""
     todo: list[ast.AST] = [*reversed(body)]
     while todo:
         node = todo.pop()
-        if isinstance(node, DEFINITIONS):
-            yield node
-        for name in ("finalbody", "orelse", "handlers", "cases", "body"):
-            inner = getattr(node, name, None)
-            if isinstance(inner, list):
-                todo.extend(reversed(inner))
+        yield node
+        for name in reversed(BLOCKS.get(type(node), ())):
+            todo.extend(reversed(getattr(node, name)))

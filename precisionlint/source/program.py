@@ -166,6 +166,7 @@ class If:
     other: Block
     at: Any
     quiet: bool = False  # a conditional expression or and/or: no branch that a reader would name
+    filter: bool = False  # of a comprehension: what does not pass is not collected, and nothing else happens
 
 
 @dataclass(slots=True, eq=False)

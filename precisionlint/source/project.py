@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import re
 import sys
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ FILE_WORDS = (
 EVALUATION = re.compile(
     r"(?:^|_)(?:eval|evaluate|evaluation|validate|validation|valid|test|infer|inference|predict|generate|sample)(?:_|$)"
 )
-NO_GRAD = re.compile(r"\s*@(?:torch\.)?(?:no_grad|inference_mode)")
+NO_GRAD = re.compile(r"\s*@[\w.]*(?:no_grad|inference_mode)")
 TRAINS = re.compile(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_grad|optim", re.I)
 WEIGHTS = re.compile(r"parameters\(|state_dict\(")
 SMALL = 5
@@ -76,6 +77,7 @@ class ProjectModule:
         self._words: dict[p.Function, frozenset[str]] = {}
         self._triggered: dict[p.Function, bool] = {}
         self._strong: dict[p.Function, bool] = {}
+        self._trains: dict[p.Function, bool] = {}
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -115,12 +117,18 @@ class ProjectModule:
     @cached_property
     def known_names(self) -> frozenset[str]:
         """What this file defines or imports."""
-        return frozenset(self.outline.definitions) | frozenset(self.outline.imports)
+        return self.outline.names
+
+    def trains(self, function: p.Function) -> bool:
+        """Whether a function's own text holds what training is made of."""
+        if function not in self._trains:
+            self._trains[function] = bool(STRONG.search(self.source_of(function)))
+        return self._trains[function]
 
     def is_strong(self, function: p.Function) -> bool:
         """Whether a function can train: a backward, a step or a scaler is within its reach."""
         if function not in self._strong:
-            self._strong[function] = bool(STRONG.search(self.source_of(function))) or self.reaches(function, "strong")
+            self._strong[function] = self.trains(function) or self.reaches(function, "strong")
         return self._strong[function]
 
     def is_relevant(self, function: p.Function) -> bool:
@@ -130,7 +138,7 @@ class ProjectModule:
         if function not in self._triggered:
             source = self.source_of(function)
             self._triggered[function] = bool(TRIGGER.search(source))
-            evaluates = bool(EVALUATION.search(function.name))
+            evaluates = bool(EVALUATION.search(function.name) or EVALUATION.search(self.path.stem))
             if evaluates or NO_GRAD.match(source):
                 # What only evaluates trains nothing, whatever it casts; without gradients weights are averaged and copied.
                 self._triggered[function] = bool(TRAINS.search(source) or (not evaluates and WEIGHTS.search(source)))
@@ -218,11 +226,10 @@ class Project:
     def _reach(self, outline: Outline, path: Path, name: str, kind: str, hops: int) -> bool:
         found = outline.definitions.get(name)
         if found is not None:
-            if any(kind in definition.marks for definition in found):
+            if any(definition.holds(kind) for definition in found):
                 return True
-            names = frozenset(outline.definitions) | frozenset(outline.imports)
             words = frozenset().union(*(definition.words for definition in found))
-            return any(self.reaches(path, word, kind, hops) for word in sorted(words & names - {name}))
+            return any(self.reaches(path, word, kind, hops) for word in sorted(words & outline.names - {name}))
         imported = outline.imports.get(name)
         targets = [imported] if imported is not None else outline.stars
         for target in targets:
@@ -231,14 +238,14 @@ class Project:
                 continue
             if target.name is None:
                 inner = self.outline(other)
-                if inner is not None and any(kind in d.marks for ds in inner.definitions.values() for d in ds):
+                if inner is not None and inner.holds(kind):
                     return True
             elif self.reaches(other, name if target.name == "*" else target.name, kind, hops + 1):
                 return True
             elif other.name == "__init__.py":
                 part = self.part(other, target.name)
                 inner = self.outline(part) if part is not None else None
-                if inner is not None and any(kind in d.marks for ds in inner.definitions.values() for d in ds):
+                if inner is not None and inner.holds(kind):
                     return True
         return False
 
@@ -246,6 +253,7 @@ class Project:
         """Drops the trees once there are many: the next program loads what it needs itself."""
         if len(self.modules) > KEPT:
             self.modules.clear()
+            gc.collect()
         if len(self.outlines) > OUTLINES:
             self.outlines.clear()
             self._reaches.clear()

@@ -146,9 +146,13 @@ class Func:
     frame: int
     receiver: Value | None = None
     owner: Class | None = None
+    digest: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", hash((id(self.function), self.frame, self.receiver)))
 
     def __hash__(self) -> int:
-        return hash((id(self.function), self.frame, self.receiver))
+        return self.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +162,13 @@ class Class:
     cls: p.ClassDef
     module: ProjectModule
     frame: int
+    digest: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", hash((id(self.cls), self.frame)))
 
     def __hash__(self) -> int:
-        return hash((id(self.cls), self.frame))
+        return self.digest
 
     def __repr__(self) -> str:
         return f"Class({self.cls.name})"
