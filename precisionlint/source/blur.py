@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Set
+from functools import lru_cache
 from typing import Any
 
-from precisionlint.source.evaluate import DTYPES
+from precisionlint.source.evaluate import DTYPES, is_container
 from precisionlint.source.garbage import Collector
-from precisionlint.source.state import State, merge
+from precisionlint.source.state import State, differing, merge
 from precisionlint.source.values import (
     PLAIN,
     Class,
@@ -37,6 +38,24 @@ KEPT = re.compile(
 """What a name must hold for its value to be kept whether or not a test names it."""
 WORD = re.compile(r"[^\W\d]\w*")
 
+
+@lru_cache(maxsize=20_000)
+def is_kept(name: str) -> bool:
+    """Whether a name alone says that its value is kept."""
+    return KEPT.search(name) is not None
+
+
+@lru_cache(maxsize=20_000)
+def words_of(text: str) -> frozenset[str]:
+    """The names in the words for a value."""
+    return frozenset(WORD.findall(text))
+
+
+def is_asked(text: str, kept: Set[str]) -> bool:
+    """Whether a test around precision asks for a value that goes by these words."""
+    return is_kept(text) or not kept.isdisjoint(words_of(text))
+
+
 Unknown = Callable[[Any, str, Flow, list[Value | None]], Value]
 
 
@@ -44,7 +63,7 @@ def blur(states: list[State], unknown: Unknown, collector: Collector, kept: Set[
     """The same paths, in fewer states."""
     groups: dict[Any, list[State]] = {}
     for state in states:
-        groups.setdefault((state.checks, state.regions, state.frame), []).append(state)
+        groups.setdefault((state.verdict, state.regions, state.frame), []).append(state)
     result: list[State] = []
     for group in groups.values():
         if len(group) > 1:
@@ -53,8 +72,7 @@ def blur(states: list[State], unknown: Unknown, collector: Collector, kept: Set[
             group = merge(group)
         alike_in_scope = same_scopes(group) if len(group) > 1 else []
         if alike_in_scope:
-            for state in alike_in_scope:
-                collector.collect(state)
+            collector.collect(alike_in_scope)
             group = merge(group)
         if alike_in_scope and len(group) > 1:
             drop_facts(group, kept)
@@ -73,14 +91,12 @@ def same_scopes(group: list[State]) -> list[State]:
 
 
 def blur_scopes(group: list[State], unknown: Unknown, kept: Set[str]) -> None:
-    for frame in list(group[0].frames):
-        scopes = [state.frames.get(frame) for state in group]
-        first = scopes[0]
-        if any(scope is None for scope in scopes) or all(scope is first for scope in scopes):
+    for frame in differing([state.frames for state in group]):
+        if not all(frame in state.frames for state in group):
             continue
-        names = {slot for scope in scopes for slot in scope or () if isinstance(slot, str)}
-        for slot in sorted(names):
-            values = [scope.get(slot) for scope in scopes if scope is not None]
+        scopes = [state.frames[frame] for state in group]
+        for slot in sorted(slot for slot in differing(scopes) if isinstance(slot, str)):
+            values = [scope.get(slot) for scope in scopes]
             if differ(values) and all(plain(slot, value, kept) for value in values) and alike(values):
                 value = unknown((frame, slot), slot, flow(values), values)
                 for state in group:
@@ -88,16 +104,18 @@ def blur_scopes(group: list[State], unknown: Unknown, kept: Set[str]) -> None:
 
 
 def blur_heap(group: list[State], unknown: Unknown, kept: Set[str]) -> None:
-    shared = [obj for obj in group[0].heap if all(obj in state.heap for state in group)]
-    for obj in shared:
-        attributes = [state.heap[obj] for state in group]
-        if all(one is attributes[0] for one in attributes):
+    for obj in differing([state.heap for state in group]):
+        if not all(obj in state.heap for state in group):
             continue
-        names: dict[Any, None] = {}
-        for one in attributes:
-            names.update(dict.fromkeys(one))
-        for name in names:
+        attributes = [state.heap[obj] for state in group]
+        for name in differing(attributes):
             values = [one.get(name) for one in attributes]
+            if name == "*" and is_container(obj):  # so many, or none: none are so many
+                some = {value for value in values if value is not None}
+                if len(some) == 1 and None in values:
+                    for state in group:
+                        state.attributes(obj)[name] = next(iter(some))
+                    continue
             if differ(values) and all(plain(str(name), value, kept) for value in values) and alike(values):
                 value = unknown((obj, name), str(name), flow(values), values)
                 for state in group:
@@ -114,12 +132,13 @@ def flow(values: list[Value | None]) -> Flow:
 
 
 def differ(values: list[Value | None]) -> bool:
-    return any(value != values[0] for value in values)
+    first = values[0]
+    return any(value is not first and value != first for value in values)
 
 
 def plain(name: str, value: Value | None, kept: Set[str]) -> bool:
     """Whether a value may be forgotten: no test around precision asks for its name, and it is nothing that precision is made of."""
-    if name in kept or KEPT.search(name):
+    if name in kept or is_kept(name):
         return False
     match value:
         case None | Const() | Sym() | Cond():
@@ -129,7 +148,7 @@ def plain(name: str, value: Value | None, kept: Set[str]) -> bool:
         case Obj(cls=External(name=cls)):
             return cls in ("builtins.list", "builtins.dict") or cls.startswith("torch.nn.")
         case Obj(cls=Class(cls=definition)):
-            return not KEPT.search(definition.name)
+            return not is_kept(definition.name)
         case Tup():
             return all(plain("", item, kept) for item in value.items)
         case Func() | Stream() | Many() | Method():
@@ -139,12 +158,7 @@ def plain(name: str, value: Value | None, kept: Set[str]) -> bool:
 
 def drop_facts(group: list[State], kept: Set[str]) -> None:
     """Forgets decisions that no test around precision asks for."""
-    stale = {
-        sym
-        for state in group
-        for sym in state.facts
-        if not KEPT.search(sym.text) and kept.isdisjoint(WORD.findall(sym.text))
-    }
+    stale = {sym for state in group for sym in state.facts if not is_asked(sym.text, kept)}
     for state in group:
         for sym in stale:
             state.facts.pop(sym, None)

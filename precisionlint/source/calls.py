@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from precisionlint.source import effects
+from precisionlint.source import effects, repeats
 from precisionlint.source import program as p
 from precisionlint.source.evaluate import attribute, class_attribute, elements, evaluate, is_container, name_of
-from precisionlint.source.records import PATHS, Args, BudgetError, FrameInfo, Paths
+from precisionlint.source.records import Args, BudgetError, FrameInfo, Paths
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     NONE,
@@ -35,8 +35,13 @@ DEPTH = 14
 """How deep calls are followed."""
 
 
-HELPER_BUDGET = 1_500
-"""How many instructions a call may take that cannot train: what it builds is then unknown."""
+HELPER_BUDGET = 500
+HELPER_WIDTHS = (4, 1)
+"""How many instructions a call may take that cannot train, and on how many paths it is followed: on one where that is too much for
+several; where one is too much too, what it builds is unknown."""
+
+RESULTS = 4
+"""So many different outcomes of a call are always kept apart."""
 
 
 def call(it: Interpreter, instr: p.Call, state: State) -> list[tuple[State, Value]]:
@@ -150,23 +155,42 @@ def call_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state:
         if depth >= DEPTH:
             it.gave_up(state, instr.at, f"calls more than {DEPTH} deep", func)
         return effects.call_unknown(it, state, instr, func, args)
-    if it.limited is not None or module.is_strong(function):
+    key = repeats.key_of(it, func, args, instr, state)
+    if key is None:
+        return follow(it, func, args, instr, state)
+    known = repeats.replay(it, key, state)
+    if known is not None:
+        return known
+    before = repeats.Before(key, state.fork(), it.events)
+    results = follow(it, func, args, instr, state)
+    repeats.remember(it, before, instr, results)
+    return results
+
+
+def follow(it: Interpreter, func: Func, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
+    """Enters a function that can matter."""
+    if it.limited is not None or func.module.is_strong(func.function):
         return run_function(it, func, args, instr, state)
-    # What cannot train only builds things: not worth more than so much.
-    before, yields, loops = state.fork(), len(it.yields), len(it.loops)
-    limit = it.limit
-    it.limit, it.limited = min(limit, it.steps + HELPER_BUDGET), instr
-    try:
-        return run_function(it, func, args, instr, state)
-    except BudgetError as error:
-        if error.call is not instr:
-            raise
-        del it.yields[yields:], it.loops[loops:]
-        it.gave_up(before, instr.at, f"'{function.name}' has too many paths: what it returns is taken as unknown", func)
-        it.limit, it.limited = limit, None
-        return effects.call_unknown(it, before, instr, func, args)
-    finally:
-        it.limit, it.limited = limit, None
+    return build(it, func, args, instr, state)
+
+
+def build(it: Interpreter, func: Func, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
+    """A call of what cannot train and so only builds things: not worth more than so much."""
+    limit, width, depths = it.limit, it.width, it.open()
+    for narrow in HELPER_WIDTHS:
+        before = state.fork()
+        it.width = min(width, narrow)
+        it.limit, it.limited = min(limit, it.steps + HELPER_BUDGET), instr
+        try:
+            return run_function(it, func, args, instr, before)
+        except BudgetError as error:
+            if error.call is not instr or it.steps > limit:
+                raise
+            it.close(depths)
+        finally:
+            it.limit, it.limited, it.width = limit, None, width
+    it.gave_up(state, instr.at, f"'{func.function.name}' has too many paths: what it returns is taken as unknown", func)
+    return effects.call_unknown(it, state, instr, func, args)
 
 
 def run_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
@@ -193,7 +217,8 @@ def merge_results(it: Interpreter, results: list[tuple[State, Value]], instr: p.
     for state, value in results:
         groups.setdefault(value, []).append(state)
     merged = [(state, value) for value, states in groups.items() for state in it.merged(states)]
-    if len(merged) > PATHS // 2:
+    limit = max(RESULTS, it.width // 2)
+    if len(merged) > limit:
         unknown = it.site(merged[0][0], instr.at, f"{name_of(instr.func)}(…)", PLAIN, ())
         states = []
         for state, value in merged:
@@ -203,7 +228,7 @@ def merge_results(it: Interpreter, results: list[tuple[State, Value]], instr: p.
         groups = {}
         for state, value in states:
             groups.setdefault(value, []).append(state)
-        merged = [(s, value) for value, group in groups.items() for s in it.merged(group, PATHS // 2)]
+        merged = [(s, value) for value, group in groups.items() for s in it.merged(group, limit)]
     return merged
 
 

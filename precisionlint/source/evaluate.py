@@ -590,7 +590,8 @@ def truth(state: State, value: Value) -> bool | None:
         case Tup():
             return bool(value.items)
         case Obj() if is_container(value):
-            return True if state.heap.get(value) else None
+            items = state.heap.get(value, {})
+            return True if len(items) > ("*" in items) else None
         case Obj() | Func() | Class() | Partial() | ModuleRef() | Tensors():
             return True
         case External():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
-from precisionlint.source.state import State
+from precisionlint.source.state import State, differing
 from precisionlint.source.values import (
     Class,
     Cond,
@@ -24,6 +24,7 @@ from precisionlint.source.values import (
 )
 
 Leaves = tuple[Any, ...]
+EMPTY: dict[Any, Any] = {}
 CACHE = 20_000
 """How many dictionaries' leaves are remembered."""
 
@@ -33,6 +34,18 @@ class Collector:
 
     def __init__(self) -> None:
         self._leaves: dict[int, tuple[dict[Any, Value], Leaves]] = {}
+        self._frames: dict[int, dict[Any, Value]] = {}
+        self._heap: dict[Value, dict[Any, Value]] = {}
+        self._settled: set[Any] = set()
+
+    def settle(self, layer: State) -> None:
+        """Takes what an imported module left for alive, whoever asks: only what a path has changed in it is looked at again."""
+        self._frames.update(layer.frames)
+        self._heap.update(layer.heap)
+        todo: list[Any] = list(layer.heap)
+        for scope in (*layer.frames.values(), *layer.heap.values()):
+            todo.extend(leaves_of(scope.values()))
+        self.reach(todo, self._settled, {}, EMPTY)
 
     def leaves(self, values: dict[Any, Value]) -> Leaves:
         """The symbols, objects and classes that a dictionary's values are made of."""
@@ -45,37 +58,65 @@ class Collector:
         self._leaves[id(values)] = (values, found)
         return found
 
-    def collect(self, state: State) -> None:
+    def collect(self, states: list[State]) -> None:
         """Drops objects that nothing refers to, and facts about values that nothing can ask for again."""
-        owned = state.owned
-        live: set[Any] = set()
-        todo: list[Any] = list(leaves_of(state.pins))
-        for frame, scope in state.frames.items():
-            # What only this path writes may change under the same identity: nothing is remembered of it.
-            todo.extend(leaves_of(scope.values()) if frame in owned else self.leaves(scope))
-        heap = state.heap
+        frames, heap = states[0].frames, states[0].heap
+        own_frames = differing([state.frames for state in states])
+        own_objects = dict.fromkeys(differing([state.heap for state in states]))
+        for state in states:
+            state.owned = set()  # what is remembered of a dictionary must not change under the same identity
+        # What all the paths share is gone through once.
+        shared = self._settled.copy()
+        todo: list[Any] = []
+        for frame, scope in frames.items():
+            if self._frames.get(frame) is not scope and frame not in own_frames:
+                todo.extend(self.leaves(scope))
+        for obj, settled in self._heap.items():
+            if obj not in own_objects and heap.get(obj, settled) is not settled:
+                todo.extend(self.leaves(heap[obj]))
+        self.reach(todo, shared, heap, own_objects)
+        met = [obj for obj in own_objects if obj in shared]
+        for state in states:
+            live = shared.copy()
+            todo = list(leaves_of(state.pins))
+            for frame in own_frames:
+                todo.extend(self.leaves(state.frames.get(frame, EMPTY)))
+            for obj in met:
+                todo.extend(self.leaves(state.heap.get(obj, EMPTY)))
+            self.reach(todo, live, state.heap, EMPTY)
+            drop(state, live)
+
+    def reach(
+        self, todo: list[Any], live: set[Any], heap: dict[Value, dict[Any, Value]], apart: Container[Any]
+    ) -> None:
+        """Adds to ``live`` what can be got at from these, but not through the objects that stand apart."""
         while todo:
             value = todo.pop()
             if value in live:
                 continue
             live.add(value)
-            if value in heap:
-                attributes = heap[value]
-                todo.extend(leaves_of(attributes.values()) if ("heap", value) in owned else self.leaves(attributes))
+            attributes = heap.get(value)
+            if attributes is not None and value not in apart:
+                todo.extend(self.leaves(attributes))
             if isinstance(value, Sym):
                 if value.parts is None:
                     inner = [part for part in value.key if isinstance(part, (Sym, Obj, Cond))]
                     value.parts = tuple(leaves_of([*value.of, *inner]))
                 todo.extend(value.parts)
-        dead = [
-            o
-            for o in heap
-            if o not in live and not (isinstance(o, Sym) and askable(o, live, 0)) and not isinstance(o, Class)
-        ]
-        for obj in dead:
-            del heap[obj]
-        for sym in [s for s in state.facts if not askable(s, live, 0)]:
-            del state.facts[sym]
+
+
+def drop(state: State, live: set[Any]) -> None:
+    """Drops what is not alive."""
+    heap = state.heap
+    dead = [
+        o
+        for o in heap
+        if o not in live and not (isinstance(o, Sym) and askable(o, live, 0)) and not isinstance(o, Class)
+    ]
+    for obj in dead:
+        del heap[obj]
+    for sym in [s for s in state.facts if not askable(s, live, 0)]:
+        del state.facts[sym]
 
 
 def leaves_of(values: Iterable[Value]) -> Iterable[Any]:

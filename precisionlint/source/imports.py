@@ -22,10 +22,7 @@ def global_of(it: Interpreter, state: State, module: ProjectModule, name: str) -
     scope = state.frames.get(frame, {})
     if name in scope:
         value = scope[name]
-        if isinstance(value, Pending):
-            value = resolve(it, state, value)
-            state.scope(frame)[name] = value
-        return value
+        return resolve(it, state, value) if isinstance(value, Pending) else value
     if module.path.name == "__init__.py":
         path = it.project.part(module.path, name)
         if path is not None:
@@ -45,21 +42,29 @@ def load_module(it: Interpreter, state: State, module: ProjectModule) -> None:
     if module not in it.snapshots:
         it.snapshots[module] = None  # what an import cycle sees meanwhile
         fresh = State()
-        fresh.checks = it.judge.start
+        it.stand(fresh, it.judge.start)
         it.silent += 1
         try:
             after = run_module(it, module, fresh)
         finally:
             it.silent -= 1
         it.snapshots[module] = after[0] if after else None
-    snapshot = it.snapshots[module]
-    if snapshot is None:
-        state.frames.setdefault(it.globals_frame(module), {})
-        return
-    for frame, scope in snapshot.frames.items():
-        state.frames.setdefault(frame, scope)
-    for obj, attributes in snapshot.heap.items():
-        state.heap.setdefault(obj, attributes)
+        if after:
+            it.layers.append(after[0])
+            it.collector.settle(after[0])
+    lay(it, state)
+    state.frames.setdefault(it.globals_frame(module), {})
+
+
+def lay(it: Interpreter, state: State) -> None:
+    """Lays into a path what the imported modules left whose names other paths have asked for: no path differs in what was read when."""
+    for layer in it.layers[state.laid :]:
+        for frame, scope in layer.frames.items():
+            state.frames.setdefault(frame, scope)
+        for obj, attributes in layer.heap.items():
+            state.heap.setdefault(obj, attributes)
+        state.symbolic |= layer.symbolic
+    state.laid = len(it.layers)
 
 
 def run_module(it: Interpreter, module: ProjectModule, state: State) -> list[State]:

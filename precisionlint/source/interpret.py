@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from precisionlint.checks import Evidence, Hit, Judge
-from precisionlint.events import Adopted, Event, Named, Renewed, Written
-from precisionlint.source import calls, effects, imports, statements
+from precisionlint.events import Adopted, Event, Iteration, Named, Renewed, Written
+from precisionlint.source import calls, effects, imports, repeats, statements
 from precisionlint.source import program as p
 from precisionlint.source.apis import Apis, table
 from precisionlint.source.blur import blur
@@ -25,18 +25,20 @@ from precisionlint.source.evaluate import (
     weight_path,
 )
 from precisionlint.source.garbage import Collector
+from precisionlint.source.inert import Inert
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.records import (
     BUDGET,
     FILE_BUDGET,
-    PATHS,
+    WIDEST,
     BudgetError,
     Coverage,
     FrameInfo,
     Paths,
     Where,
 )
-from precisionlint.source.state import State, merge, thin
+from precisionlint.source.state import State, merge
+from precisionlint.source.thinning import thin
 from precisionlint.source.values import (
     NONE,
     PLAIN,
@@ -81,6 +83,12 @@ class Interpreter:
         self.frame_ids: dict[Any, int] = {}
         self.global_frames: dict[ProjectModule, int] = {}
         self.snapshots: dict[ProjectModule, State | None] = {}
+        self.layers: list[State] = []
+        self.repeats: dict[Any, tuple[list[repeats.Outcome], Any]] = {}
+        self.events = 0
+        self.verdicts: dict[tuple[Any, ...], int] = {}
+        self._roots: dict[Sym, frozenset[Any]] = {}
+        self.inert: dict[p.If, tuple[int, Inert | None]] = {}
         self.syms: dict[tuple[Any, ...], Sym] = {}
         self.event_ids: set[Any] = set()
         self.entered: set[p.Function] = set()
@@ -90,6 +98,8 @@ class Interpreter:
         self.silent = 0
         self.steps = self.total = 0
         self.limit = BUDGET
+        self.width = WIDEST
+        self.thinned = False
         self.limited: Any = None
         self.collector = Collector()
         self.loops: list[Any] = []
@@ -108,15 +118,19 @@ class Interpreter:
         self.parents: dict[Value, tuple[Value, Any]] = {}
 
     def begin(self) -> None:
-        """Before each root: its own budget, and nothing open."""
+        """Before each root: its own budget."""
         self.total += self.steps
         self.steps = 0
         self.limit, self.limited = min(BUDGET, FILE_BUDGET - self.total), None
-        self.silent = 0
-        self.loops.clear()
-        self.unrolled.clear()
-        self.turns.clear()
-        self.yields.clear()
+
+    def open(self) -> tuple[int, ...]:
+        """How much is open where a run may be given up: see ``close``."""
+        return self.silent, len(self.loops), len(self.unrolled), len(self.turns), len(self.yields)
+
+    def close(self, depths: tuple[int, ...]) -> None:
+        """Closes what a run that was given up has left open."""
+        self.silent, loops, unrolled, turns, yields = depths
+        del self.loops[loops:], self.unrolled[unrolled:], self.turns[turns:], self.yields[yields:]
 
     # -- symbols
 
@@ -169,6 +183,12 @@ class Interpreter:
                 self.emit(state, Renewed(self.where(state, node), (), known))
         return sym
 
+    def roots(self, sym: Sym) -> frozenset[Any]:
+        """What a symbol is made from, itself among it."""
+        if sym not in self._roots:
+            self._roots[sym] = repeats.roots_of(sym)
+        return self._roots[sym]
+
     def free(self, name: str) -> Value:
         """A name that nothing in the program binds."""
         if name in self.assume:
@@ -203,6 +223,7 @@ class Interpreter:
         """Tells the checks of an event."""
         if self.silent:
             return
+        self.events += not isinstance(event, (Iteration, Renewed))
         for attribute_name in ("optimizer", "scaler", "via", "scheduler"):
             named = getattr(event, attribute_name, None)
             if isinstance(named, Named):
@@ -210,7 +231,13 @@ class Interpreter:
         weights = getattr(event, "weights", None)
         if weights is not None and not isinstance(event, Written):
             self.weight_roots.update(path[0] for path in weights)
-        state.checks = self.judge.advance(state.checks, event, self.report)
+        self.stand(state, self.judge.advance(state.checks, event, self.report))
+
+    def stand(self, state: State, checks: tuple[Any, ...]) -> None:
+        """The checks of a path stand like this from here on."""
+        if checks is not state.checks:
+            state.checks = checks
+            state.verdict = self.verdicts.setdefault(checks, len(self.verdicts))
 
     def scalers_of(self, owner: Sym) -> list[Any]:
         """The objects of events that are attributes of an unknown one."""
@@ -268,10 +295,7 @@ class Interpreter:
             scope = state.frames.get(frame)
             if scope is not None and slot in scope:
                 value = scope[slot]
-                if isinstance(value, Pending):
-                    value = self.resolve(state, value)
-                    state.scope(frame)[slot] = value
-                return value
+                return self.resolve(state, value) if isinstance(value, Pending) else value
             info = self.frames[frame]
             if isinstance(slot, int):
                 return NONE
@@ -439,18 +463,23 @@ class Interpreter:
             states = self.merged(after, before=len(states)) if len(after) > 1 else after
         return Paths(states, exits)
 
-    def merged(self, states: list[State], limit: int = PATHS, before: int = 1) -> list[State]:
+    def merged(self, states: list[State], limit: int = 0, before: int = 1) -> list[State]:
         """The same paths in fewer states; ``before``: how many they were, above which differences that do not matter are forgotten."""
         if len(states) < 2:
             return states
+        for state in states:
+            if state.laid < len(self.layers):
+                imports.lay(self, state)
         result = merge(states)
         if len(result) > before:
             result = merge(blur(result, self.unknown, self.collector, self.kept))
+        limit = limit or self.width
         if len(result) > limit:
-            result = thin(result, limit, self.judge.stakes)
+            result = thin(result, limit, self.kept, self.judge.stakes)
+            self.thinned = True
             self.coverage.gave_up.setdefault(
                 (self.module_of(result[0]), self.frames[result[0].frame].function),
-                f"more than {limit} paths at once: some were not followed",
+                "more paths at once than are followed: some were left out",
             )
         return result
 

@@ -16,8 +16,9 @@ from precisionlint.events import Closed, Opened
 from precisionlint.source import program as p
 from precisionlint.source.interpret import Interpreter
 from precisionlint.source.project import Project, ProjectModule
-from precisionlint.source.records import BudgetError, Coverage, Where
-from precisionlint.source.state import State, merge, thin
+from precisionlint.source.records import NARROW, WIDEST, BudgetError, Coverage, Where
+from precisionlint.source.state import State, merge
+from precisionlint.source.thinning import thin
 from precisionlint.source.values import Class, Func, Obj, Value
 
 CUDA = re.compile(r"\.cuda\b|[\"']cuda|torch\.cuda\.")
@@ -46,12 +47,12 @@ class Reader:
 
     def read(self) -> None:
         blank = State()
-        blank.checks = self.it.judge.start
+        self.it.stand(blank, self.it.judge.start)
         start = self.fresh(blank, self.module.text, complete=True)
-        states = self.attempt(None, lambda: self.it.run_module(self.module, start))
+        states = self.attempt(None, lambda: self.it.run_module(self.module, start.fork()))
         for state in states:
             self.it.emit(state, Closed(None, (), True))
-        states = thin(merge(states), ROOT_STATES) or [start]
+        states = self.thin(states) or [start]
         self.functions(states[0], rest=False)
         self.classes(states[0])
         self.functions(states[0], rest=True)
@@ -61,7 +62,7 @@ class Reader:
     def fresh(self, state: State, text: str | None, complete: bool = False) -> State:
         """A state to start a program from: what stands, with nothing under way. ``text``: the program's source, unless it goes on."""
         start = state.fork()
-        start.checks = self.it.judge.settle(state.checks)
+        self.it.stand(start, self.it.judge.settle(state.checks))
         start.control, start.regions, start.stack = (), (), ()
         start.frame = self.it.globals_frame(self.module)
         if text is not None:
@@ -69,15 +70,39 @@ class Reader:
         return start
 
     def attempt(self, node: Any, run: Callable[[], list[State]]) -> list[State]:
-        """Runs one root within its budget."""
-        self.it.begin()
-        try:
-            return run()
-        except BudgetError:
-            self.it.coverage.gave_up.setdefault((self.module, node), "too many paths to follow to the end")
-        except RecursionError:
-            self.it.coverage.gave_up.setdefault((self.module, node), "nested too deeply to be followed")
-        return []
+        """Runs one root within its budget: on few paths first, so that its end is seen, then on as many as the budget reaches for."""
+        it, gave_up = self.it, self.it.coverage.gave_up
+        it.begin()
+        states: list[State] = []
+        entered, told, depths = frozenset(it.entered), dict(gave_up), it.open()
+        wider = NARROW
+        while wider:
+            first, it.width, it.thinned, width = it.steps, wider, False, wider
+            ever, it.entered = it.entered, set(entered)
+            try:
+                states = run()
+            except BudgetError:
+                it.close(depths)
+                if width == NARROW:
+                    gave_up.setdefault((self.module, node), "too many paths to follow to the end")
+                break
+            except RecursionError:
+                it.close(depths)
+                gave_up.setdefault((self.module, node), "nested too deeply to be followed")
+                break
+            finally:
+                it.entered |= ever
+            # As many times the paths take about as many times the steps.
+            wider = min(WIDEST, width * (it.limit - it.steps) // (it.steps - first + 1))
+            if not it.thinned or wider <= width:
+                break
+            gave_up.clear()
+            gave_up.update(told)
+        return states
+
+    def thin(self, states: list[State], limit: int = ROOT_STATES) -> list[State]:
+        """The states from which reading goes on."""
+        return thin(merge(states), limit, self.it.kept)
 
     def call(self, state: State, func: Func) -> list[State]:
         """Calls a root with arguments of which nothing is known."""
@@ -158,13 +183,13 @@ class Reader:
                 training.append(method)
                 continue
             # What a method that prepares leaves in the object, the methods that train find there.
-            bases = thin(merge([*self.run_method(bases, method, obj), *bases]), ROOT_STATES)
+            bases = self.thin([*self.run_method(bases, method, obj), *bases])
         for method in sorted(training, key=lambda method: method.function.name.startswith("_")):
             if self.is_inner(method):
                 continue
             after = self.run_method(bases, method, obj)
             if "backward" in method.module.words(method.function):
-                self.run_method(thin(merge(after), ROOT_STATES), method, obj, again=True)
+                self.run_method(self.thin(after), method, obj, again=True)
         return []
 
     def is_inner(self, method: Func) -> bool:
@@ -192,7 +217,7 @@ class Reader:
             elif "classmethod" in decorators and isinstance(obj, Obj):
                 receiver = obj.cls
             after.extend(self.call(start, Func(method.function, method.module, method.frame, receiver, method.owner)))
-        return thin(merge(after), 2 * ROOT_STATES)
+        return self.thin(after, 2 * ROOT_STATES)
 
 
 def opened(module: ProjectModule, text: str, complete: bool) -> Opened:

@@ -10,12 +10,13 @@ from precisionlint.source.project import ProjectModule
 from precisionlint.source.state import State
 from precisionlint.source.values import Value
 
-PATHS = 48
-"""How many paths are followed side by side; more are thinned out, and that is counted and said."""
+NARROW, WIDEST = 2, 32
+"""How many paths are followed side by side: few at first, so that every program is read to its end, then as many as the budget reaches
+for. Those beyond are thinned out, and that is counted and said."""
 
 
-BUDGET = 14_000
-"""How many instructions one program may take before reading of it is given up."""
+BUDGET = 16_000
+"""How many instructions one program may take, all widths together, before reading of it is given up."""
 
 
 FILE_BUDGET = 45_000

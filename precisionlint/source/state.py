@@ -6,8 +6,9 @@ condition decided, and decided it oppositely, stand for all paths once that deci
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from precisionlint.events import Region
@@ -75,9 +76,13 @@ def decide(fact: Fact, cond: Cond) -> bool | None:
 
 class State:
     """The state of one path. ``frame`` is the scope in force, ``stack`` the calls that led here, ``pins`` the objects in use that no
-    variable holds (one under construction)."""
+    variable holds (one under construction), ``laid`` how many of the imported modules stand in it, ``verdict`` a number that
+    paths share whose checks stand the same, ``symbolic`` the unknown values that have attributes of their own."""
 
-    __slots__ = ("checks", "control", "facts", "frame", "frames", "heap", "owned", "pins", "regions", "stack")
+    __slots__ = (
+        "checks", "control", "facts", "frame", "frames", "heap", "laid", "owned", "pins", "regions", "stack",
+        "symbolic", "verdict",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.frames: dict[int, dict[Slot, Value]] = {}
@@ -89,13 +94,17 @@ class State:
         self.checks: tuple[Any, ...] = ()
         self.pins: tuple[Value, ...] = ()
         self.frame = 0
+        self.laid = 0
+        self.verdict = 0
+        self.symbolic: frozenset[Sym] = frozenset()
         self.owned: set[Any] = set()
 
     def fork(self) -> State:
         other = State.__new__(State)
         other.frames, other.heap, other.facts = self.frames.copy(), self.heap.copy(), self.facts.copy()
         other.regions, other.control, other.stack = self.regions, self.control, self.stack
-        other.checks, other.frame, other.pins = self.checks, self.frame, self.pins
+        other.checks, other.frame, other.pins, other.laid = self.checks, self.frame, self.pins, self.laid
+        other.verdict, other.symbolic = self.verdict, self.symbolic
         self.owned = set()
         other.owned = set()
         return other
@@ -113,6 +122,8 @@ class State:
         if key not in self.owned or obj not in self.heap:
             self.heap[obj] = dict(self.heap.get(obj, ()))
             self.owned.add(key)
+            if isinstance(obj, Sym):
+                self.symbolic |= {obj}
         return self.heap[obj]
 
     def allocate(self, obj: Value, attributes: dict[Any, Value]) -> None:
@@ -127,7 +138,7 @@ class State:
     def same_but_facts(self, other: State) -> bool:
         return (
             self.frame == other.frame
-            and self.checks == other.checks
+            and self.verdict == other.verdict
             and self.regions == other.regions
             and self.frames == other.frames
             and self.heap == other.heap
@@ -146,8 +157,8 @@ class State:
         stale = [s for s in self.facts if sym in s.sources]
         for other in stale:
             del self.facts[other]
-        for obj in [o for o in self.heap if isinstance(o, Sym) and sym in o.sources]:
-            del self.heap[obj]
+        for obj in [o for o in self.symbolic if sym in o.sources]:
+            self.heap.pop(obj, None)
             self.owned.discard(("heap", obj))
 
 
@@ -171,33 +182,28 @@ def merge(states: list[State]) -> list[State]:
     return merge(result) if len(result) < len(states) else result
 
 
-def thin(states: list[State], limit: int, stakes: Callable[[tuple[Any, ...]], int] = lambda _: 0) -> list[State]:
-    """At most ``limit`` of the states: paths are left out, none is made up.
-
-    Those that agree in their checks and regions share a representative first; where even these are too many, those go in which
-    most is under way (``stakes``).
-    """
-    if len(states) <= limit:
-        return states
-    groups: dict[Any, list[State]] = {}
-    for state in states:
-        groups.setdefault((state.checks, state.regions), []).append(state)
-    # Of each group another one: all the first would share their earliest decisions.
-    picked = {id(group[index % len(group)]) for index, group in enumerate(groups.values())}
-    first = [state for state in states if id(state) in picked]
-    rest = [state for state in states if id(state) not in picked]
-    if len(first) <= limit:
-        return first + spread(rest, limit - len(first))
-    by_stakes = sorted(first, key=lambda state: -stakes(state.checks))
-    half = limit // 2
-    return by_stakes[:half] + spread(by_stakes[half:], limit - half)
-
-
-def spread(states: list[State], count: int) -> list[State]:
-    """So many of the states, evenly: those that lie together share their earliest decisions."""
-    if len(states) <= count:
-        return states
-    return [states[index * len(states) // count] for index in range(count)]
+def differing(dicts: list[dict[Any, Any]]) -> list[Any]:
+    """The keys that not all of the dictionaries have with the very same value."""
+    first, *others = dicts
+    found: dict[Any, None] = {}
+    for other in others:
+        if other is first:
+            continue
+        # Paths of one origin hold what they share in the same order: most of it is told apart without looking anything up.
+        alike = 0
+        for (key, value), (same, its) in zip(first.items(), other.items(), strict=False):
+            if key is not same:
+                break
+            if value is not its:
+                found[key] = None
+            alike += 1
+        for key, value in islice(first.items(), alike, None):
+            if key not in other or other[key] is not value:
+                found[key] = None
+        for key in islice(other, alike, None):
+            if key not in first:
+                found[key] = None
+    return list(found)
 
 
 def common(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:
@@ -212,13 +218,14 @@ def weaken(left: dict[Sym, Fact], right: dict[Sym, Fact]) -> dict[Sym, Fact] | N
         return left
     if len(left) > len(right):
         left, right = right, left
-    differing = [s for s in right if left.get(s) != right[s]]
-    missing = [s for s in left if s not in right]
-    if not missing and all(s not in left for s in differing):
-        return left  # the right side only knows more
-    if missing or len(differing) != 1 or differing[0] not in left:
+    if not left.keys() <= right.keys():
         return None
-    sym = differing[0]
+    changed = [sym for sym, fact in left.items() if right[sym] is not fact and right[sym] != fact]
+    if not changed:
+        return left  # the right side only knows more
+    if len(changed) > 1 or len(left) < len(right):
+        return None
+    sym = changed[0]
     both = either(left[sym], right[sym])
     if both is None:
         return None

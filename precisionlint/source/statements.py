@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 from precisionlint.events import Iteration
 from precisionlint.source import effects, imports
 from precisionlint.source import program as p
-from precisionlint.source.evaluate import as_cond, element_of, elements, evaluate, is_container, name_of, truth
+from precisionlint.source.evaluate import (
+    as_cond,
+    element_of,
+    elements,
+    evaluate,
+    is_container,
+    name_of,
+    opened_up,
+    truth,
+)
+from precisionlint.source.inert import passed_over
 from precisionlint.source.records import FrameInfo, Paths
 from precisionlint.source.state import State
 from precisionlint.source.values import (
@@ -137,7 +147,14 @@ def do_call(it: Interpreter, instr: p.Call, state: State, after: list[State], ex
 def do_if(it: Interpreter, instr: p.If, state: State, after: list[State], exits: list[Any]) -> None:
     saved = state.control
     sides: list[tuple[str, list[State]]] = []
-    for side, branch in it.fork(state, evaluate(it, state, instr.test)):
+    test = evaluate(it, state, instr.test)
+    undecided = truth(state, opened_up(it, test)) is None
+    if undecided and not instr.quiet and passed_over(it, instr, state):
+        after.append(state)
+        return
+    # How many items pass a filter is unknown anyhow: those that do, do.
+    several = instr.filter and undecided and it.one_of_many()
+    for side, branch in [(True, state)] if several else it.fork(state, test):
         block = instr.then if side else instr.other
         label = "" if instr.quiet else branch_label(it, branch, instr.test, side)
         if not block.code:
