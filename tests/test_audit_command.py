@@ -257,6 +257,42 @@ def test_the_report_goes_to_a_file_and_nothing_to_standard_output(audit: Audit, 
     assert (tmp_path / "report.txt").read_text().startswith("audit of train.py, step 2: found 1 error")
 
 
+def test_a_file_that_cannot_be_written_is_told_before_the_script_runs(audit: Audit):
+    ran = audit("print('ran')\n", options=("--out", "nowhere/report.txt"))
+    assert ran.code == 2 and "nowhere/report.txt: cannot be written: No such file or directory" in ran.err
+    assert "ran\n" not in ran.err
+
+
+@pytest.mark.parametrize("folder", ["elsewhere", ".."])
+def test_a_script_that_goes_elsewhere_is_told_by_the_paths_of_where_it_was_started(
+    audit: Audit, tmp_path: Path, folder: str
+):
+    (tmp_path / "elsewhere").mkdir()
+    source = TRAINER.replace("import torch\n", f"import os\nimport torch\nos.chdir({folder!r})\n", 1)
+    ran = audit(source, "--fp16", options=(*JSON, "--out", "report.json"))
+    outcome = json.loads((tmp_path / "report.json").read_text())
+    assert (ran.code, Path.cwd()) == (1, tmp_path)
+    assert [each["path"] for each in outcome["report"]["findings"]] == ["train.py"]
+    assert [each["verdict"] for each in outcome["read"]] == ["confirmed"]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("raise RuntimeError('at once')\n", "raised RuntimeError: at once"),
+        ("def broken(:\n", "raised SyntaxError"),
+        ("import sys\nsys.exit('no data')\n", "ended with exit code 1"),
+        ("print('no training at all')\n", "ended by itself"),
+        ("import torch\ntorch.ones(2).sum()\n", "ended by itself"),
+    ],
+)
+def test_a_script_that_never_steps_is_told_in_a_line_with_how_it_ended(audit: Audit, source: str, said: str):
+    ran = audit(source)
+    first = ran.out.splitlines()[0]
+    assert ran.code == 3 and "Traceback" not in ran.out
+    assert first.startswith("audit of train.py: step 2 never came: train.py ") and said in first
+
+
 def test_a_module_runs_with_m(tmp_path: Path):
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "__main__.py").write_text(TRAINER)

@@ -61,6 +61,11 @@ def run(options: argparse.Namespace) -> Outcome:
     if find_spec("torch") is None:
         raise UsageError("audit needs torch: pip install 'precisionlint[audit]'")
 
+    rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    out = None if options.out is None else os.path.abspath(options.out if world == 1 else _of_rank(options.out, rank))
+    if out is not None:
+        _write(out, ())  # before hours of training, not after them, one finds that it cannot be written
+
     from precisionlint import audit_command
     from precisionlint.policy import PolicyError
     from precisionlint.trace.patches import UnsupportedTorchError
@@ -75,11 +80,10 @@ def run(options: argparse.Namespace) -> Outcome:
         )
     except (PolicyError, UnsupportedTorchError) as error:
         raise UsageError(str(error)) from error
-    rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     color = options.out is None and colored(options.color, sys.stdout)
     lines = audit_command.lines(audited, format=options.format, color=color, all=options.all)
-    if options.out is not None:
-        _write(options.out if world == 1 else _of_rank(options.out, rank), lines)
+    if out is not None:
+        _write(out, lines)
         lines = iter(())
     elif rank > 0:
         complain(f"rank {rank}: {next(lines)} (with --out each rank writes its report)")

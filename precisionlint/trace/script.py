@@ -16,10 +16,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -30,13 +30,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from precisionlint import policy
 from precisionlint.audit_report import AuditReport
 from precisionlint.events import Region
+from precisionlint.findings import Place
 from precisionlint.trace import configuration
 from precisionlint.trace.births import Births
 from precisionlint.trace.order import subclasses
 from precisionlint.trace.patches import Patches
-from precisionlint.trace.places import heading, users_frame
+from precisionlint.trace.places import heading, shown_path, users_frame
 from precisionlint.trace.recorder import probe
 from precisionlint.trace.window import Audit
+
+T = TypeVar("T")
 
 
 class Stopped(BaseException):
@@ -70,6 +73,8 @@ class Watch:
         self.keep_running = keep_running
         self.steps: dict[int, int] = {}
         """Outermost optimizer (by ``id``) -> how often it has stepped."""
+        self.folder = ""
+        """The working directory when the window was closed, from which its paths count."""
         self.audit: Audit | None = None
         self.report: AuditReport | None = None
         self.regions: list[tuple[Region | None, int]] = []
@@ -221,6 +226,7 @@ class Watch:
         if self.audit is not None:
             self.audit.close(error)
             self.report, self.audit = self.audit.report, None
+            self.folder = os.getcwd()
 
     def finish(self, error: BaseException | None) -> None:
         """The script has ended: what the window holds so far is the report, where it holds a step."""
@@ -249,6 +255,7 @@ def run(
     probe()
     watch = Watch(f"{arguments[0]}, step {step}", step, keep_running, values, names)
     ended, failed = "", False
+    start = os.getcwd()
     with _as_main(arguments, module), _output_to_stderr(), watch.installed():
         error: BaseException | None = None
         try:
@@ -266,13 +273,29 @@ def run(
             traceback.print_exception(type(raised), raised, _below(raised.__traceback__))
         finally:
             watch.finish(error)
-    return Outcome(watch.report, watch.total, ended or "ended by itself", failed, watch.configuration)
+            os.chdir(start)
+    report = watch.report
+    if report is not None and watch.folder != start:
+        report = rebased(report, watch.folder)
+    return Outcome(report, watch.total, ended or "ended by itself", failed, watch.configuration)
+
+
+def rebased(value: T, folder: str) -> T:
+    """A report whose paths count from another folder, as one whose paths count from here."""
+    if isinstance(value, Place):
+        return replace(value, path=shown_path(os.path.normpath(os.path.join(folder, value.path))))
+    if isinstance(value, tuple):
+        return tuple(rebased(each, folder) for each in value)  # type: ignore[return-value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: rebased(getattr(value, each.name), folder) for each in fields(value)})
+    return value
 
 
 def _execute(target: str, module: bool) -> None:
     if module:
         runpy.run_module(target, run_name="__main__", alter_sys=True)
         return
+    target = os.path.abspath(target)  # as Python itself does, so that a script may go elsewhere
     code = compile(Path(target).read_bytes(), target, "exec", dont_inherit=True)
     main = ModuleType("__main__")
     main.__dict__.update(__file__=target, __builtins__=__builtins__, __spec__=None)
