@@ -24,7 +24,7 @@ from precisionlint import __version__, catalogue, plugins
 from precisionlint.codec import decode, encode
 from precisionlint.config import Settings
 from precisionlint.reader import NOTHING, FileResult, Looked, Plan, Reading, digest
-from precisionlint.source.root import PRECISION, file_of, find_root, surveyed_files
+from precisionlint.source.root import PRECISION, find_root, surveyed_files
 
 HEADER = "precisionlint cache 1 "
 RACY = 2.0
@@ -85,6 +85,7 @@ class Cache:
         self._survey: dict[str, list[Any]] | None = None
         self._fresh: dict[str, bool] = {}
         self._clean: set[str] = set()
+        self._answers: dict[str, str | None] = {}
         self._dirty = False
         self._put: set[str] = set()
         self._surveyed_now: dict[str, list[Any]] | None = None
@@ -160,7 +161,14 @@ class Cache:
         return same
 
     def _same_answers(self, answers: Mapping[str, str | None]) -> bool:
-        return all(self._key_of(file_of(Path(self.root, base))) == found for base, found in answers.items())
+        return all(self._answer(base) == found for base, found in answers.items())
+
+    def _answer(self, base: str) -> str | None:
+        """As ``source.root.file_of``, for paths from the root."""
+        if base not in self._answers:
+            choices = (f"{base}/__init__.py", f"{base}.py")
+            self._answers[base] = next((each for each in choices if os.path.isfile(f"{self.root}/{each}")), None)
+        return self._answers[base]
 
     def _survey_holds(self) -> bool:
         """Whether the same files as before say how fp32 products run, among all of the project."""

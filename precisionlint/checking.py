@@ -94,7 +94,7 @@ def check(request: Request) -> Report:
             suppressed += (Suppressed(each, "unchanged") for index, each in enumerate(kept) if index not in near)
             kept = [each for index, each in enumerate(kept) if index in near]
         findings += kept
-    looked_at = {os.path.realpath(path) for _, path in found}
+    looked_at = {os.path.realpath(path) for _, path in found} if baselines else set()
     stale = [entry for each in dict.fromkeys(baselines.values()) for entry in each.stale(looked_at)]
     return Report(
         tuple(sorted(findings, key=_order)),
@@ -210,7 +210,7 @@ def _answers(tasks: list[Task], jobs: int) -> Iterator[Answer]:
 
 def judged(result: FileResult, settings: Settings, path: Path) -> tuple[list[Finding], list[Suppressed]]:
     """What counts of a file's findings by its settings and comments, and what these comments silence."""
-    off = settings.ignores(path.resolve().as_posix())
+    off = settings.ignores(path.resolve().as_posix()) if settings.per_file_ignores else frozenset()
     findings = [
         (replace(each, severity=settings.severity_of(each.rule) or each.severity), covered)
         for each, covered in zip(result.findings, result.covered, strict=True)

@@ -6,6 +6,7 @@ setting means for rules, folders or policies is decided elsewhere: here a name o
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -112,6 +113,7 @@ class Configuration:
     ) -> None:
         self._overrides = dict(overrides or {})
         self._by_folder: dict[Path, Settings] = {}
+        self._by_name: dict[str, Settings] = {}
         self._fixed: Settings | None = None
         if path is not None:
             self._fixed = self._overridden(read(Path(path).resolve()) or Settings(Path(path).resolve().parent))
@@ -135,7 +137,10 @@ class Configuration:
 
     def of(self, path: Path) -> Settings:
         """The settings of a file."""
-        return self.of_folder(path.resolve().parent)
+        folder = os.path.dirname(path)
+        if folder not in self._by_name:
+            self._by_name[folder] = self.of_folder(Path(folder).resolve())
+        return self._by_name[folder]
 
     def _overridden(self, settings: Settings) -> Settings:
         values = dict(self._overrides)
