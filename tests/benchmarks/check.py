@@ -3,7 +3,8 @@
     python tests/benchmarks/check.py FOLDER [--files N] [--one FILE ...]
 
 Prints ratios of wall times that were taken side by side in one run: timings of one machine say nothing about another. A folder is
-timed once per tool over the same sample of its files; `--one` times single files, start to finish, best of three.
+timed once per tool over the same sample of its files, and once more from the caches; `--one` times single files, start to finish, best
+of three.
 """
 
 from __future__ import annotations
@@ -45,16 +46,26 @@ def seconds(command: list[str], repeat: int = 1) -> tuple[float, int]:
     return best, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 
 
-def checker() -> list[str]:
-    return [sys.executable, "-m", "precisionlint", "check", "--format", "json"]
+def checker(cache: str = "", jobs: int = 1) -> list[str]:
+    kept = ["--cache-dir", cache] if cache else ["--no-cache"]
+    return [sys.executable, "-m", "precisionlint", "check", "--format", "json", "--jobs", str(jobs), *kept]
 
 
 def single(paths: list[str]) -> None:
     for path in paths:
         parse, _ = seconds([sys.executable, "-c", PARSE_ONE, path], 3)
         check, _ = seconds([*checker(), path], 3)
+        with tempfile.TemporaryDirectory() as cache:
+            seconds([*checker(cache), path])
+            warm, _ = seconds([*checker(cache), path], 3)
         lines = len(Path(path).read_bytes().splitlines())
-        print(f"{check / parse:5.2f} x a process that imports libcst and parses it   {lines:6} lines   {path}")
+        ratios = f"{check / parse:5.2f} x, unchanged {warm / parse:5.2f} x"
+        print(f"{ratios} a process that imports libcst and parses it   {lines:6} lines   {path}")
+
+
+def tool(name: str) -> str | None:
+    """Where another linter is installed: beside this Python, or on the path."""
+    return shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 def folder(root: Path, count: int) -> None:
@@ -73,8 +84,19 @@ def folder(root: Path, count: int) -> None:
         parse, _ = seconds([sys.executable, "-c", PARSE_ALL, str(listing)])
         check, memory = seconds([*checker(), str(sample)])
         print(f"{check / parse:6.2f} x a bare libcst parse of the same files (peak {memory / 1024:.0f} MiB)")
+        two, _ = seconds([*checker(jobs=2), str(sample)])
+        print(f"{check / two:6.2f} x faster in two processes than in one ({os.cpu_count()} processors)")
+        cache = str(Path(place, "cache"))
+        seconds([*checker(cache), str(sample)])
+        warm, _ = seconds([*checker(cache), str(sample)], 3)
+        ruff = tool("ruff")
+        if ruff is not None:
+            command = [ruff, "check", "--select", "F", "--exit-zero", "-q", "--cache-dir", str(Path(place, "ruff"))]
+            seconds([*command, str(sample)])
+            other, _ = seconds([*command, str(sample)], 3)
+            print(f"{warm / other:6.2f} x ruff, both from their caches")
         for name, command in OTHERS.items():
-            found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+            found = tool(name)
             if found is None:
                 continue
             other, _ = seconds([found, *command[1:], str(sample)])
