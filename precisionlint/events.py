@@ -292,13 +292,16 @@ class Setting(Event):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Event):
-    """A checkpoint is written (or read). Each of the three is Known(names), or None when nobody knows what is inside."""
+    """A checkpoint is written (or read). ``weights``: of the models in it; ``half``: the dtype of tensors in it that were cast to half on
+    the way."""
 
     write: bool
     complete: bool
     optimizers: tuple[Named, ...]
     scalers: tuple[Named, ...]
     modules: bool
+    weights: Weights = frozenset()
+    half: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 from precisionlint.checks.base import Automaton, Family, Hit, Seen
 from precisionlint.events import (
     Adopted,
+    Checkpoint,
     Copied,
     Event,
     Named,
@@ -70,9 +71,11 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where weights live. ``default``: the half dtype that new tensors take, while they do."""
+    """Where weights live. ``copies``: models that are copies of others; ``default``: the half dtype that new tensors take, while they
+    do."""
 
     took: frozenset[Took] = frozenset()
+    copies: Weights = frozenset()
     frozen: Weights = frozenset()
     owned: frozenset[Owned] = frozenset()
     default: str = ""
@@ -93,7 +96,8 @@ def advance(storage: Storage, event: Event) -> Storage:
         case Copied():
             copies = {replace(took, weights=event.copy) for took in storage.took if covers(took.weights, event.weights)}
             frozen = event.copy if overlap(storage.frozen, event.weights) else frozenset()
-            return replace(storage, took=storage.took | copies, frozen=storage.frozen | frozen)
+            known = storage.copies | event.copy
+            return replace(storage, took=storage.took | copies, frozen=storage.frozen | frozen, copies=known)
         case Sharded(policy=True):
             seen = Seen(event.at, "sharded with a mixed-precision policy", event.when)
             took = frozenset(
@@ -287,6 +291,24 @@ def half_ema(storage: Storage, event: Written) -> Iterator[Hit]:
         f"{event.api} averages in {name}: what each step adds{share} is below half a {name} step of what is there and rounds away, so the "
         "average stands still; keep it in fp32 and cast a copy for export",
         (*where, Seen(event.at, "averaged here", event.when)),
+    )
+
+
+@FAMILY.rule("masters-lost-in-checkpoint", Checkpoint)
+def masters_lost_in_checkpoint(storage: Storage, event: Checkpoint) -> Iterator[Hit]:
+    if not event.write or not event.optimizers:
+        return
+    copies = [t for t in storage.took if covers(storage.copies, t.weights) and overlap(event.weights, t.weights)]
+    took = min(copies, key=lambda t: t.seen.text, default=None)
+    dtype = took.dtype if took is not None else event.half
+    if dtype not in HALF:
+        return
+    yield Hit(
+        "masters-lost-in-checkpoint",
+        event.at,
+        f"the checkpoint holds '{event.optimizers[0].name}' to go on with, but the weights in {HALF[dtype]}: a resumed run starts from rounded "
+        "weights, and what had been added below the rounding is lost; keep a half copy for export apart from the checkpoint",
+        (*((took.seen,) if took is not None else ()), Seen(event.at, "saved here", event.when)),
     )
 
 

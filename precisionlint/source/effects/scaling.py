@@ -16,6 +16,7 @@ from precisionlint.events import (
     ScalerMade,
     Step,
     Update,
+    Weights,
 )
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import (
@@ -35,7 +36,8 @@ from precisionlint.source.effects.common import (
     result,
     when,
 )
-from precisionlint.source.evaluate import as_cond, is_container, name_of, named, truth
+from precisionlint.source.effects.copies import half_of
+from precisionlint.source.evaluate import as_cond, is_container, model_weights, name_of, named, truth
 from precisionlint.source.state import State, reachable
 from precisionlint.source.values import (
     NONE,
@@ -103,32 +105,34 @@ def save(it: Interpreter, state: State, instr: p.Call, callee: External, args: A
     value = argument(args, 0, "obj")
     optimizers: list[Named] = []
     scalers: list[Named] = []
+    weights: Weights = frozenset()
+    half = ""
     modules, complete = (
         False,
         is_container(value) and "*" not in state.heap.get(value, {}) if value is not None else False,
     )
-    if value is not None:
-        for reached in reachable(state, value, 3):
-            if isinstance(reached, Sym) and reached.key[0] == "state_dict":
-                owner = reached.key[1]
-                if is_scaler(it, state, owner):
-                    scalers.append(named(owner, reached.text.removesuffix(".state_dict()")))
-                elif is_optimizer(it, state, owner):
-                    optimizers.append(
-                        named(
-                            owner,
-                            it.names.get(getattr(owner, "site", None), "")
-                            or reached.text.removesuffix(".state_dict()"),
-                        )
-                    )
-                else:
-                    modules = True
-            elif isinstance(reached, Sym) and reached is not value and reached.key[0] == "site":
-                complete = complete and not any(is_scaler(it, state, o) for o in reached.of)
+    for reached in reachable(state, value, 3) if value is not None else ():
+        half = half or half_of(it, state, reached) or ""
+        if isinstance(reached, Obj) and it.kind(state, reached) == "module":
+            weights |= model_weights(it, reached) or frozenset()
+        if isinstance(reached, Sym) and reached.key[0] == "state_dict":
+            owner = reached.key[1]
+            if is_scaler(it, state, owner):
+                scalers.append(named(owner, reached.text.removesuffix(".state_dict()")))
+            elif is_optimizer(it, state, owner):
+                name = it.names.get(getattr(owner, "site", None), "") or reached.text.removesuffix(".state_dict()")
+                optimizers.append(named(owner, name))
+            else:
+                modules = True
+                weights |= model_weights(it, owner) or frozenset()
+        elif isinstance(reached, Sym) and reached is not value and reached.key[0] == "site":
+            complete = complete and not any(is_scaler(it, state, o) for o in reached.of)
     it.emit(
         state,
-        Checkpoint(it.where(state, instr.at), when(state), True, complete, tuple(optimizers), tuple(scalers), modules),
-    )
+        Checkpoint(
+            it.where(state, instr.at), when(state), True, complete, tuple(optimizers), tuple(scalers), modules, weights, half,
+        ),
+    )  # fmt: skip
     return one(state, NONE)
 
 
