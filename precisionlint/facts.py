@@ -49,11 +49,12 @@ class HalfParams(Event):
 @dataclass(frozen=True, slots=True)
 class HeldTo(Event):
     """A result that was computed in half is held to a tolerance. ``against``: ``"fp32"`` for a reference that was computed in fp32,
-    ``"half"`` for one that another op computed in half. ``kind``: ``"close"`` (``atol + rtol * |expected|``) or ``"mean"`` (a mean relative
-    error, then ``rtol`` holds it). ``made``: where the result was computed, by ``op``; ``parameter``: the test's parameter that makes it half.
+    ``"half"`` for one that another op computed in half. ``kind``: ``"close"`` (``atol + rtol * |expected|``), ``"mean"`` (a mean relative
+    error, ``rtol``) or ``"most"`` (the largest absolute error, ``atol``). ``made``: where the result was computed, by ``op``;
+    ``parameter``: the test's parameter that makes it half.
     """
 
-    kind: Literal["close", "mean"]
+    kind: Literal["close", "mean", "most"]
     dtype: str
     rtol: float
     atol: float

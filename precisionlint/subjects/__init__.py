@@ -71,6 +71,7 @@ WRITTEN = (
     b"--loss-scale",
     b"reduce_dtype",
     b"comm_hook",
+    b"torchtitan",
 )
 """What a setting of half precision in Python source is called, of those that are read."""
 

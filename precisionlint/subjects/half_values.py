@@ -54,6 +54,8 @@ COMPUTING = frozenset(
 JUDGED = re.compile(r"allclose|assert_close|\bnumpy\(|asarray\(|np\.array\(|\bassert\b.*<")
 NAMED = re.compile(r"float16|half")
 OTHER_DTYPE = ("dtype", "out_dtype", "output_dtype")
+CLOSE = "torch.testing.assert_close"
+"""And torch's own ``TestCase.assertEqual``, which takes the same."""
 DEFAULTS = {
     "torch.allclose": (1e-5, 1e-8),
     "numpy.allclose": (1e-5, 1e-8),
@@ -77,11 +79,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Difference:
-    """``result - reference``, or its size; ``mean``: relative to a size of the reference, on the mean."""
+    """``result - reference``, or its size: the ``mean`` or the ``most`` of it, ``relative`` to something."""
 
     left: Tensor
     right: Tensor
     mean: bool = False
+    most: bool = False
     relative: bool = False
 
 
@@ -243,6 +246,7 @@ class Function:
                 return self.method(of, call, function)
             if last in ("to", "half", "bfloat16"):
                 return self.made_half(call, last)
+        last = last or ("model" if isinstance(function, ast.Call) else "")
         operands = [
             value
             for each in (*call.args, *(k.value for k in call.keywords))
@@ -302,6 +306,8 @@ class Function:
             )
         if name in ("to", "type"):
             return self.cast(of, call)
+        if name == "numpy":
+            return of if of.dtype != "bf16" else None
         if name in KEEPING:
             viewed = name == "view" and any(self.names.of(each).startswith("torch.") for each in call.args)
             return None if viewed else of
@@ -331,13 +337,11 @@ class Function:
     def measured(self, of: Value, name: str) -> Value:
         if not isinstance(of, Difference):
             return of if isinstance(of, Tensor) and name == "abs" else None
-        return (
-            of
-            if name in ("abs", "max", "amax", "item", "float")
-            else replace(of, mean=True)
-            if name == "mean"
-            else None
-        )
+        if name in ("max", "amax"):
+            return replace(of, most=True)
+        if name == "mean":
+            return replace(of, mean=True)
+        return of if name in ("abs", "item", "float") else None
 
     def judged(self, node: ast.expr) -> Iterator[Event]:
         """What the calls in an expression say."""
@@ -349,8 +353,8 @@ class Function:
                 yield from self.to_numpy(self.value(function.value), ".numpy()", each)
             elif name in ("numpy.asarray", "numpy.array") and each.args:
                 yield from self.to_numpy(self.value(each.args[0]), f"np.{name.rpartition('.')[2]}", each)
-            elif name in ("torch.testing.assert_close", *DEFAULTS):
-                yield from self.close(each, name)
+            elif name in (CLOSE, *DEFAULTS) or (isinstance(function, ast.Attribute) and function.attr == "assertEqual"):
+                yield from self.close(each, name if name in DEFAULTS else CLOSE)
 
     def to_numpy(self, value: Value, call: str, node: ast.Call) -> Iterator[Event]:
         if isinstance(value, Tensor) and value.dtype == "bf16" and not value.guess:
@@ -358,9 +362,9 @@ class Function:
 
     def close(self, call: ast.Call, name: str) -> Iterator[Event]:
         """``assert_close(actual, expected, rtol=…, atol=…)`` and its like."""
-        positions = (None, None) if name == "torch.testing.assert_close" else (2, 3)
+        positions = (None, None) if name == CLOSE else (2, 3)
         given = [argument(call, word, position) for word, position in zip(("rtol", "atol"), positions, strict=True)]
-        if _splat(call) or (name == "torch.testing.assert_close" and None in given):
+        if _splat(call) or (name == CLOSE and None in given):
             return
         tolerances = []
         for node, default in zip(given, DEFAULTS.get(name, (0.0, 0.0)), strict=True):
@@ -379,8 +383,12 @@ class Function:
         if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], (ast.Lt, ast.LtE)):
             return
         value, bound = self.value(test.left), self.number(test.comparators[0])
-        if isinstance(value, Difference) and value.mean and value.relative and bound is not None:
+        if not isinstance(value, Difference) or bound is None:
+            return
+        if value.mean and value.relative:
             yield from self.held_to("mean", value.left, value.right, bound, 0.0, test)
+        elif value.most and not value.relative:
+            yield from self.held_to("most", value.left, value.right, 0.0, bound, test)
 
     def number(self, node: ast.expr) -> float | None:
         """A number that is written down, here or in the one assignment to a name."""
@@ -390,7 +398,13 @@ class Function:
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
     def held_to(
-        self, kind: Literal["close", "mean"], left: Tensor, right: Tensor, rtol: float, atol: float, node: ast.expr
+        self,
+        kind: Literal["close", "mean", "most"],
+        left: Tensor,
+        right: Tensor,
+        rtol: float,
+        atol: float,
+        node: ast.expr,
     ) -> Iterator[Event]:
         """The comparison of a result that was computed in half with a reference: one in fp32, or another op's in half."""
         half = [each for each in (left, right) if each.computed]

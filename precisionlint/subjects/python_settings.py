@@ -1,5 +1,5 @@
-"""Settings in Python source that are configurations by another name: DeepSpeed's dicts, Megatron's arguments and config objects, FSDP's
-mixed precision, DDP's communication hooks.
+"""Settings in Python source that are configurations by another name: DeepSpeed's dicts, Megatron's arguments and config objects, torchtitan's
+training section, FSDP's mixed precision, DDP's communication hooks.
 
 Each is read where it is written down; what the program does with it afterwards is not followed.
 """
@@ -75,6 +75,12 @@ def _call(file: File, node: ast.Call) -> Iterator[Recipe]:
         for keyword in node.keywords:
             if keyword.arg == "grad_reduce_in_fp32" and constant(keyword.value) is False:
                 yield from _megatron(file, _setting(file, keyword))
+    elif name == "TrainingConfig" and "torchtitan" in file.text:
+        for keyword in node.keywords:
+            setting = _setting(file, keyword)
+            if keyword.arg == "dtype" and setting.half:
+                remedy = 'dtype="float32" keeps them, and mixed_precision_param="bfloat16" computes in half'
+                yield Recipe(at=setting.at, when=(), framework="torchtitan", weights=setting, remedy=remedy)
     elif name == "register_comm_hook":
         yield from _hooks(file, [*node.args, *(keyword.value for keyword in node.keywords)], node)
     else:
