@@ -27,11 +27,13 @@ from precisionlint.reader import (
     concerns,
     digest,
     holds_subject,
+    spelled,
     uncollected,
     unreadable,
     with_deep_stack,
 )
 from precisionlint.report.excerpt import Sources
+from precisionlint.source.root import find_root, surveyed_files
 
 if TYPE_CHECKING:
     from precisionlint.changes import Changes
@@ -102,6 +104,7 @@ def check(request: Request) -> Report:
         coverage(results.values()),
         tuple(sorted(suppressed, key=lambda each: _order(each.finding))),
         tuple(map(str, stale)),
+        _unheard(request, found, settings),
         request.texts,
     )
 
@@ -138,6 +141,27 @@ def _baselines(request: Request, settings: Mapping[str, Settings]) -> dict[str, 
 def _order(finding: Finding) -> tuple[object, ...]:
     place = finding.place
     return (place.path, place.cell, place, finding.rule, finding.message)
+
+
+def _unheard(request: Request, found: Sequence[tuple[str, Path]], settings: Mapping[str, Settings]) -> tuple[str, ...]:
+    """The names of assumptions that no file mentions: neither those named nor the others of their projects."""
+    missing = {name: name.rpartition(".")[2].encode() for each in settings.values() for name in each.assume}
+    for path in _projects(found) if missing else ():
+        try:
+            data = request.texts.get(os.fspath(path)) or path.read_bytes()
+        except OSError:
+            continue
+        missing = {name: word for name, word in missing.items() if word not in data}
+        if not missing:
+            break
+    return tuple(sorted(missing))
+
+
+def _projects(found: Sequence[tuple[str, Path]]) -> Iterator[Path]:
+    """The files of a run, then the other Python files of their projects."""
+    yield from (path for _, path in found)
+    for root in dict.fromkeys(find_root(path.absolute()) for _, path in found):
+        yield from surveyed_files(root)
 
 
 def plan_of(settings: Settings) -> Plan:
@@ -184,6 +208,10 @@ def _read(
             results[reading.display] = reading.result
             kept.put(reading, paths[reading.display])
     kept.save()
+    for display, path in found:
+        # A file that is named is looked at, even if nothing in it trains.
+        if display in request.paths and results[display].unread and documents.kind(display) == "python":
+            results[display] = spelled(display, path, request.texts.get(display))
     return {display: results[display] for display, _ in found}
 
 

@@ -109,6 +109,8 @@ class Report:
     suppressed: tuple[Suppressed, ...] = ()
     stale: tuple[str, ...] = ()
     """Entries of the baseline that no finding fits any more, in words."""
+    unheard: tuple[str, ...] = ()
+    """Names that a configuration was assumed for and that nothing in the projects read is called by."""
     texts: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
     """What was read instead of files: name -> content."""
 

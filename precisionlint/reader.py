@@ -72,6 +72,11 @@ class FileResult:
         """Whether the file was read to its end, so that what was not found is not there."""
         return not self.errors and not any(each.what.startswith(BUDGET) for each in self.totals.gave_up)
 
+    @property
+    def unread(self) -> bool:
+        """Whether there was nothing in the file to read."""
+        return not self.errors and not self.totals.read
+
 
 NOTHING = FileResult()
 
@@ -248,6 +253,20 @@ def _at_line(place: GaveUp, display: str, program: documents.Program) -> GaveUp:
         return place
     cell, line = program.line(place.line)
     return replace(place, line=line, what=f"cell {cell}: {place.what}")
+
+
+def spelled(display: str, path: Path, text: bytes | None) -> FileResult:
+    """What there is to say of a file (or the text that stands for it) in which nothing trains: that it is no Python, or nothing."""
+    from precisionlint.source.parsing import UnreadableError, parse
+
+    try:
+        data = path.read_bytes() if text is None else text
+        with_deep_stack(lambda: parse(data))
+    except OSError as error:
+        return FileResult(errors=(unreadable(display, error),))
+    except UnreadableError as error:
+        return FileResult(errors=(FileError(display, error.line, error.message),))
+    return NOTHING
 
 
 def unreadable(display: str, error: OSError) -> FileError:

@@ -364,3 +364,27 @@ def test_elsewhere_no_progress_is_shown():
     line("a.py", 0, 4)
     line.clear()
     assert stream.getvalue() == ""
+
+
+def test_a_file_that_is_named_is_parsed_even_if_nothing_in_it_trains(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("x = 1\ndef f(:\n", encoding="utf-8")
+    (tmp_path / "plain.py").write_text("x = 1\n", encoding="utf-8")
+    named = run("check", "--no-cache", "broken.py", "plain.py", cwd=tmp_path)
+    assert (named.returncode, named.stderr) == (2, "precisionlint: broken.py:2: syntax error: invalid syntax\n")
+    folder = run("check", "--no-cache", ".", cwd=tmp_path)
+    assert (folder.returncode, folder.stderr) == (0, "")
+    assert run("check", "-", input="def f(:\n", cwd=tmp_path).returncode == 2
+
+
+def test_an_assumption_about_a_name_that_nothing_has_is_told(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("", encoding="utf-8")
+    (tmp_path / "train.py").write_text("from options import use_amp\nprint(use_amp)\n", encoding="utf-8")
+    (tmp_path / "options.py").write_text("use_amp = keep_fp32 = False\n", encoding="utf-8")
+
+    def told(name: str) -> tuple[int, str]:
+        done = run("check", "--no-cache", "--assume", f"{name}=True", "train.py", cwd=tmp_path)
+        return done.returncode, done.stderr
+
+    assert told("use_amp") == told("cfg.use_amp") == told("keep_fp32") == (0, "")
+    message = "precisionlint: nothing in these files is called use_ampp: to assume it changes nothing\n"
+    assert told("use_ampp") == (0, message)

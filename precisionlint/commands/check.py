@@ -200,6 +200,8 @@ def _once(options: argparse.Namespace, wanted: Sequence[Output]) -> Outcome:
         print(error_line(error), file=sys.stderr)
     if not report.coverage.files and not report.errors:
         complain(f"no Python and no configuration files in {', '.join(options.paths)}")
+    for name in report.unheard:
+        complain(f"nothing in these files is called {name}: to assume it changes nothing")
     code = report.exit_code_at(options.fail_on)
     if options.write_baseline is not None:
         return _write_baseline(report, options.write_baseline)
