@@ -8,7 +8,7 @@ from typing import Any
 from precisionlint.kernels.launchers import LauncherError, spec_of
 from precisionlint.kernels.outcome import Mode
 from precisionlint.report import verified
-from precisionlint.verify import DEFAULT_MODES, verify
+from precisionlint.verify import verify
 
 
 def assert_keeps_contract(
@@ -16,7 +16,7 @@ def assert_keeps_contract(
     contract: str | None = None,
     *,
     options: Mapping[str, str] | None = None,
-    modes: Sequence[Mode] = DEFAULT_MODES,
+    modes: Sequence[Mode] | None = None,
     targets: Sequence[str] = ("sm_90",),
     deep: bool = False,
 ) -> None:

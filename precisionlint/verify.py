@@ -6,6 +6,7 @@ alone. Nothing here imports torch or triton.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from precisionlint.kernels.outcome import (
     MODES,
     Compiled,
     Evidence,
+    Measured,
     Mode,
     Multiplication,
     Outcome,
@@ -29,7 +31,8 @@ from precisionlint.kernels.workers import answers
 Progress = Callable[[str, str], None]
 """Told of each kernel and case before it runs."""
 
-DEFAULT_MODES: tuple[Mode, ...] = MODES
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""What the drivers of GPUs leave in the file system; where none is, torch need not be asked."""
 
 TARGETS = ("sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950")
 """What the mode 'compile' can compile for."""
@@ -40,6 +43,7 @@ NOT_LOOKED_AT: Mapping[Mode, tuple[str, ...]] = {
         "the interpreter runs one program after the other: races between programs did not show",
     ),
     "compile": ("only the launch for the first input was compiled, with its sizes and strides",),
+    "native": ("natively, each input ran once: a race that shows rarely may not have shown",),
 }
 
 
@@ -48,7 +52,7 @@ def verify(
     *,
     contract: str | None = None,
     options: Mapping[str, str] | None = None,
-    modes: Sequence[Mode] = DEFAULT_MODES,
+    modes: Sequence[Mode] | None = None,
     targets: Sequence[str] = ("sm_90",),
     kernels: Sequence[str] | None = None,
     deep: bool = False,
@@ -59,8 +63,8 @@ def verify(
     `launcher` is MODULE:LAUNCHER, FILE.py:LAUNCHER, MODULE or FILE.py; without `contract`, what `precisionlint.contract`
     declared counts. `options` are the contract's, by name, and stand above declared ones; `targets` are those of the mode
     'compile' (TARGETS); `kernels` limits a run of the bundled ones to these names; `deep` draws inputs by hypothesis as
-    well. A launcher that cannot be loaded, an unknown contract or option, and a worker that dies are errors of the
-    result; nothing raises.
+    well. `modes` are all that can run here unless they are named. A launcher that cannot be loaded, an unknown contract
+    or option, a named mode that cannot run here, and a worker that dies are errors of the result; nothing raises.
     """
     if missing := _missing(deep):
         return Verification((), (), (missing,))
@@ -68,7 +72,10 @@ def verify(
     errors: list[str] = []
     unchecked: list[str] = []
     compiled: list[Compiled] = []
-    for mode in modes:
+    measured: list[tuple[int, Measured]] = []
+    named = modes is not None
+    ran = [mode for mode in modes or MODES if named or mode != "native" or any(map(os.path.exists, DRIVERS))]
+    for mode in tuple(ran):
         request = {
             "mode": mode,
             "launcher": launcher,
@@ -81,24 +88,31 @@ def verify(
             "path": sys.path if launcher is not None else None,
         }
         placed: list[tuple[int, Outcome | Compiled]] = []
-        for message in answers(request, shared=launcher is None):
+        for message in answers(request, shared=launcher is None and mode != "native"):
             if "case" in message and progress is not None:
                 progress(message["kernel"], message["case"])
             elif "outcome" in message:
                 placed.append((message["order"], _outcome(message["outcome"])))
             elif "compiled" in message:
                 placed.append((message["order"], _compiled(message["compiled"])))
+            elif "measured" in message:
+                measured.append((message["order"], Measured(**message["measured"])))
+            elif "absent" in message:
+                ran.remove(mode)
+                errors += [message["absent"]] if named else []
             elif "error" in message and message["error"] not in errors:
                 errors.append(message["error"])
         in_order = [each for _, each in sorted(placed, key=lambda pair: pair[0])]
         outcomes += [each for each in in_order if isinstance(each, Outcome)]
         compiled += [each for each in in_order if isinstance(each, Compiled)]
-        unchecked += NOT_LOOKED_AT[mode]
-    if not deep and "interpret" in modes:
+        unchecked += NOT_LOOKED_AT[mode] if mode in ran else ()
+    if not deep and "interpret" in ran:
         unchecked.append("inputs beyond the fixed corpus: --deep draws more")
-    unchecked += [f"no launcher ran in the mode {mode}" for mode in MODES if mode not in modes]
-    unchecked.append("nothing ran on a GPU: neither its arithmetic nor its speed was looked at")
-    return Verification(tuple(outcomes), tuple(unchecked), tuple(errors), tuple(compiled))
+    unchecked += [f"no launcher ran in the mode {mode}" for mode in MODES if mode not in ran and mode != "native"]
+    if "native" not in ran:
+        unchecked.append("nothing ran on a GPU: neither its arithmetic nor its speed was looked at")
+    figures = tuple(each for _, each in sorted(measured, key=lambda pair: pair[0]))
+    return Verification(tuple(outcomes), tuple(unchecked), tuple(errors), tuple(compiled), figures)
 
 
 def prove(*, kernels: Sequence[str] | None = None, progress: Progress | None = None) -> Proofs:

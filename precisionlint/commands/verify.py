@@ -38,9 +38,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     verify.add_argument(
         "--mode",
-        choices=("interpret", "compile"),
+        choices=("interpret", "compile", "native"),
         action="append",
-        help="interpret: run on the CPU and judge; compile: read the compiled code (default: both)",
+        help="interpret: run on the CPU and judge; compile: read the compiled code; native: run, probe and time on the GPU "
+        "(default: all that can run here)",
     )
     verify.add_argument(
         "--target",
@@ -80,7 +81,7 @@ def _option(text: str) -> tuple[str, str]:
 
 def run(options: argparse.Namespace) -> Outcome:
     from precisionlint.report import verified
-    from precisionlint.verify import DEFAULT_MODES, describe_contracts, prove, verify
+    from precisionlint.verify import describe_contracts, prove, verify
 
     if options.contracts:
         return Outcome(0, describe_contracts())
@@ -101,7 +102,7 @@ def run(options: argparse.Namespace) -> Outcome:
         options.launcher,
         contract=options.contract,
         options=dict(options.option),
-        modes=options.mode or DEFAULT_MODES,
+        modes=options.mode,
         targets=options.target or ["sm_90"],
         deep=options.deep,
         progress=progress,

@@ -74,6 +74,9 @@ NONFINITE = Option("nonfinite", ("propagate", "unspecified"), "what becomes of N
 SHAPES = Option("shapes", ("any", "aligned"), "which sizes the launcher takes")
 STRIDES = Option("strides", ("any", "contiguous"), "which strides the launcher takes")
 OUT = Option("out", ("bf16", "fp16", "fp32"), "the dtype of the result")
+ACCUMULATOR = Option("accumulator", ("fp32", "tensor-core"), "what a sum is kept in before it is promoted: fp32, or "
+                     "about 14 bits, as sm_90 does")  # fmt: skip
+PROMOTION = Option("promotion", ("128",), "after how many of K a sum of the tensor core is promoted", number=True)
 QUANTIZER = (FORMAT, SCALE, QUOTIENT, FLOOR, NONFINITE, SHAPES, STRIDES)
 
 WHOLE = None
@@ -128,7 +131,10 @@ def _product(name: str, per_block: bool, scales: str) -> Contract:
             right = reference.dequantize(b, b_scales, (128, 128)).t()
         else:
             left, right = a.double() * a_scales.double(), (b.double() * b_scales.double()).t()
-        error = judge.matmul_error(torch.nan_to_num(left.abs()) @ torch.nan_to_num(right.abs()), a.shape[1])
+        magnitude = torch.nan_to_num(left.abs()) @ torch.nan_to_num(right.abs())
+        error = judge.matmul_error(magnitude, a.shape[1])
+        if options["accumulator"] == "tensor-core":
+            error += judge.narrow_error(magnitude, float(options["promotion"]))
         return judge.rounded(left @ right, error, outputs[0].double(), target, "special", "product")
 
     return Contract(
@@ -138,7 +144,7 @@ def _product(name: str, per_block: bool, scales: str) -> Contract:
         example="def launch(a, a_scales, b, b_scales):\n"
         "    c = torch.empty(a.shape[0], b.shape[0], dtype=torch.bfloat16, device=a.device)\n"
         "    kernel[grid](a, a_scales, b, b_scales, c, ...)\n    return c",
-        options=(FORMAT, OUT, SHAPES, STRIDES),
+        options=(FORMAT, OUT, ACCUMULATOR, PROMOTION, SHAPES, STRIDES),
         cases=cases,
         judge=judged,
     )

@@ -264,6 +264,17 @@ def matmul_error(magnitude: Tensor, inner: int) -> Tensor:
     return gamma * magnitude + n * FP32.smallest / 2
 
 
+def narrow_error(magnitude: Tensor, promotion: float) -> Tensor:
+    """How much more a sum may lose in a tensor core that keeps 14 bits and is promoted every so many of K.
+
+    The model of `reference.matmul_with_narrow_accumulator`: in a step of 32, each of the 32 products and the sum so far
+    is cut to a multiple of 2^(e - 14), where 2^(e - 1) <= L < 2^e for the largest L of them; that is less than 2^-13 L,
+    and L is at most the sum of the magnitudes between two promotions. So promotion / 32 steps lose at most
+    33 (promotion / 32) 2^-13 of it, and the whole product that share of |A| |B|, which is `magnitude`.
+    """
+    return 33 * max(promotion / 32, 1.0) * 2.0**-13 * magnitude
+
+
 FALSE_ALARM = 1e-9
 """The probability, at most, with which one statistical clause calls a correct kernel wrong."""
 

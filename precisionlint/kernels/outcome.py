@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Mode = Literal["interpret", "compile"]
+Mode = Literal["interpret", "compile", "native"]
 
-MODES: tuple[Mode, ...] = ("interpret", "compile")
+MODES: tuple[Mode, ...] = ("interpret", "compile", "native")
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,16 @@ class Compiled:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """One measurement on a GPU: what was measured, what came out, and what it is held against, in words."""
+
+    kernel: str
+    what: str
+    got: str
+    against: str
+
+
+@dataclass(frozen=True)
 class Verification:
     """A whole run. `errors` are launchers that could not be loaded or workers that died, one line each."""
 
@@ -105,6 +115,7 @@ class Verification:
     """What nothing in this run looked at, one sentence each."""
     errors: tuple[str, ...] = ()
     compiled: tuple[Compiled, ...] = ()
+    measured: tuple[Measured, ...] = ()
 
     @property
     def exit_code(self) -> int:

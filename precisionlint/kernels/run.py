@@ -21,25 +21,30 @@ from torch import Tensor
 from precisionlint.kernels.contracts import Contract, Options
 from precisionlint.kernels.inputs import Case
 from precisionlint.kernels.interpreter import OutOfBoundsError, RefusedError
+from precisionlint.kernels.native import placed
 from precisionlint.kernels.outcome import Tried, Violation
 
 
-def try_case(launch: Callable[..., Any], contract: Contract, case: Case, options: Options) -> Tried:
+def try_case(
+    launch: Callable[..., Any], contract: Contract, case: Case, options: Options, device: str = "cpu"
+) -> Tried:
     """What came of one input; raises RefusedError where the interpreter cannot stand for a GPU with this kernel."""
     start = time.perf_counter()
     inputs = case.make()
-    before = [_bits(each) for each in inputs]
+    given = inputs if device == "cpu" else tuple(placed(each, device) for each in inputs)
+    before = [_bits(each) for each in given]
     try:
         with _unwritten_is_nan():
-            returned = launch(*inputs)
+            returned = launch(*given)
     except Exception as error:
         violations = [_failure(error, inputs)]
     else:
         outputs = returned if isinstance(returned, tuple | list) else (returned,)
+        outputs = [each.cpu() if isinstance(each, Tensor) else each for each in outputs]
         violations = contract.judge(inputs, outputs, options)
         violations += [
             Violation("inputs stay as they were", f"input {position} was written to", "no change")
-            for position, (old, tensor) in enumerate(zip(before, inputs, strict=True))
+            for position, (old, tensor) in enumerate(zip(before, given, strict=True))
             if not torch.equal(old, _bits(tensor))
         ]
     return Tried(case.name, tuple(violations), time.perf_counter() - start)

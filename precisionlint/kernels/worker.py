@@ -54,7 +54,10 @@ def _verify(request: dict[str, Any], answers: TextIO) -> None:
         if request["faults"]:
             _prove(request, answers)
         else:
-            verify_one = _compile if request["mode"] == "compile" else _one
+            if request["mode"] == "native" and (missing := _no_gpu()):
+                _say(answers, {"absent": missing})
+                return
+            verify_one = {"compile": _compile, "interpret": _one, "native": _native}[request["mode"]]
             for order, subject in _share(list(_subjects(request)), request):
                 verify_one(subject, request, order, answers)
 
@@ -115,6 +118,36 @@ def _one(subject: Any, request: dict[str, Any], order: int, answers: TextIO) -> 
     path, line = place_of(subject.launch)
     outcome = Outcome(subject.name, contract.name, request["mode"], path, line, tuple(tried), refused)
     _say(answers, {"outcome": asdict(outcome), "order": order})
+
+
+def _no_gpu() -> str:
+    from precisionlint.kernels.native import absent
+
+    return absent()
+
+
+def _native(subject: Any, request: dict[str, Any], order: int, answers: TextIO) -> None:
+    from precisionlint.kernels import contracts, native
+    from precisionlint.kernels.run import place_of, try_case
+
+    contract = contracts.find(subject.contract)
+    options = native.options_here(contract, subject.options)
+    tried: list[Tried] = []
+    check_form(subject.name, subject.launch, next(contract.cases(options)).make(), contract.form, contract.example)
+    for case in contract.cases(options):
+        _say(answers, {"kernel": subject.name, "case": case.name})
+        tried.append(try_case(subject.launch, contract, case, options, device="cuda"))
+        if any("CUDA error" in broken.got for broken in tried[-1].violations):
+            break  # the device is lost to this process
+    path, line = place_of(subject.launch)
+    outcome = Outcome(subject.name, contract.name, request["mode"], path, line, tuple(tried))
+    _say(answers, {"outcome": asdict(outcome), "order": order})
+    if outcome.sound:
+        _say(answers, {"kernel": subject.name, "case": "probes and speed"})
+        for measured in native.probe(subject.name, subject.launch, contract, options, "cuda"):
+            _say(answers, {"measured": asdict(measured), "order": order})
+        for measured in native.speeds(subject.name, subject.launch, contract, options):
+            _say(answers, {"measured": asdict(measured), "order": order})
 
 
 def _compile(subject: Any, request: dict[str, Any], order: int, answers: TextIO) -> None:

@@ -41,9 +41,12 @@ def answers(request: Mapping[str, Any], *, shared: bool = False) -> Iterator[dic
             else:
                 yield message
     finally:
-        for worker in workers:
+        for worker, reader in zip(workers, readers, strict=True):
             worker.kill()
             worker.wait()
+            reader.join()
+            if worker.stdout is not None:
+                worker.stdout.close()
 
 
 def _start(request: Mapping[str, Any]) -> subprocess.Popen[str]:

@@ -21,6 +21,8 @@ def render(verification: Verification, *, verbose: bool = False) -> Iterator[str
     for lines, launchers in _alike(verification.compiled).items():
         yield from lines
         yield f"  launched by {', '.join(launchers)}"
+    for each in verification.measured:
+        yield f"{each.kernel}: {each.what}: {each.got}; {each.against}"
     broken = sum(not outcome.sound for outcome in verification.outcomes)
     refused = sum(bool(outcome.refused) for outcome in verification.outcomes)
     if verification.outcomes:

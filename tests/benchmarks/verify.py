@@ -10,7 +10,6 @@ import argparse
 import resource
 import time
 
-from precisionlint.kernels.outcome import MODES
 from precisionlint.verify import prove, verify
 
 
@@ -23,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--faults", action="store_true", help="the planted faults too, which takes minutes")
     options = parser.parse_args()
-    for mode in MODES:
+    for mode in ("interpret", "compile"):
         start = time.perf_counter()
         verification = verify(modes=(mode,))
         count = len(verification.outcomes) + len(verification.compiled)
