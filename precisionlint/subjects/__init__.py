@@ -17,11 +17,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from precisionlint.events import Event
 from precisionlint.findings import Place
 from precisionlint.source import parsing
+
+if TYPE_CHECKING:
+    from precisionlint.events import Event
 
 
 @dataclass(frozen=True)
