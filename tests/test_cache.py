@@ -422,3 +422,11 @@ def test_tasks_hold_every_file_once_and_neighbours_together():
     tasks = pool.tasks_of([(plan, files)], 2)
     assert [file for _, held in tasks for file in held] == files
     assert len(tasks) >= 8
+
+
+def test_the_fixtures_are_told_alike_in_one_process_in_several_and_from_the_cache(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    one = precisionlint.check("fixtures", select=["all"])
+    assert len(one.findings) > 100
+    assert precisionlint.check("fixtures", select=["all"], jobs=2, cache=True) == one
+    assert checked("fixtures", select=["all"])[1] == one

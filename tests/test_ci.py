@@ -145,9 +145,13 @@ def test_the_action_annotates_and_writes_sarif(tmp_path: Path):
     action = yaml.safe_load((ROOT / ".github/actions/check/action.yml").read_text())
     (script,) = (step["run"] for step in action["runs"]["steps"] if step.get("name") == "check")
     environment = project(tmp_path)
-    (tmp_path / "precisionlint/bin").mkdir(parents=True)
-    (tmp_path / "tools/precisionlint").rename(tmp_path / "precisionlint/bin/precisionlint")
-    environment |= {"RUNNER_TEMP": str(tmp_path), "PATHS": ". train.py", "ARGUMENTS": "", "SARIF_FILE": ""}
+    environment |= {
+        "PYTHON": sys.executable,
+        "RUNNER_TEMP": str(tmp_path),
+        "PATHS": ". train.py",
+        "ARGUMENTS": "",
+        "SARIF_FILE": "",
+    }
     ran = run("bash", "-e", "-o", "pipefail", "-c", script, cwd=tmp_path, **environment)
     assert ran.returncode == 1, ran.stderr
     assert ran.stdout.startswith(f"::error file=train.py,line={CLIP_LINE},")
