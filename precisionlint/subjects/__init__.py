@@ -58,6 +58,9 @@ CONFIGURED = (
     b"pure_bf16",
     b"downcast_bf16",
     b"16-true",
+    b"reduce_dtype",
+    b"grad_sync_dtype",
+    b"PURE",
 )
 NAMED_HALF = (b"bfloat16", b"float16", b".half")
 TAKEN = (b"allclose", b"assert_close", b".numpy()", b"np.asarray", b"np.array", b"error < ", b"err < ")

@@ -16,6 +16,7 @@ FRAMEWORKS = (
     finetuning.axolotl,
     finetuning.lightning,
     finetuning.accelerate,
+    finetuning.reduction,
 )
 
 

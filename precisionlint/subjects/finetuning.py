@@ -1,9 +1,10 @@
-"""What the YAML of fine-tuning tools says about precision: torchtune, LLaMA-Factory, axolotl, Lightning's CLI, and accelerate's launcher.
+"""What the YAML of fine-tuning tools says about precision: torchtune, LLaMA-Factory, axolotl, Lightning's CLI, Composer, NeMo, and
+accelerate's launcher.
 
 Read in torchtune's recipes (``training.set_default_dtype(dtype)`` around the model), LLaMA-Factory's ``model/adapter.py`` (``pure_bf16``
 leaves trained weights in half), axolotl's ``utils/config/__init__.py`` (``bf16`` loads the model in bf16; DeepSpeed and FSDP make fp32
-masters of that, DDP and a single GPU do not) and torch_xla's ``XLA_DOWNCAST_BF16``. Adapters are left alone: their dtype is another
-question.
+masters of that, DDP and a single GPU do not), Composer's ``get_mixed_precision`` (``PURE`` reduces in half) and torch_xla's
+``XLA_DOWNCAST_BF16``. Adapters are left alone: their dtype is another question.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ PLAIN = re.compile(
     r"(?:torch\.optim|bitsandbytes\.optim|torchao\.optim|torchao\.prototype\.low_bit_optim)\.|(?:paged_)?(?:adamw|lion|ademamix)(?:_|$)|sgd$|adafactor$"
 )
 """Optimizers that are known to add an update to the weights as they are. Others may have masters or make up for the rounding."""
+COMPOSER = {"amp_bf16": "bf16", "amp_fp16": "fp16"}
 TRUE_PRECISION = {"bf16-true": "bf16", "16-true": "fp16"}
 OPTIMIZERS = tuple(
     f"{above}{key}"
@@ -93,6 +95,18 @@ def axolotl(table: Table) -> Recipe | None:
         remedy="deepspeed or fsdp_config keeps fp32 masters",
         sure=False,
     )
+
+
+def reduction(table: Table) -> Recipe | None:
+    """Sums of gradients over ranks: FSDP's policies as they stand in YAML, Composer's ``PURE``, and the optimizers of NeMo."""
+    setting = table.setting("reduce_dtype") if "param_dtype" in table else None
+    setting = setting or table.setting("grad_sync_dtype") or table.setting("fsdp_grad_reduce_dtype")
+    pure, half = table.setting("fsdp_config.mixed_precision"), COMPOSER.get(table.text("precision"))
+    if pure is not None and half is not None and "optimizer" in table and str(pure.value).upper() == "PURE":
+        setting = Setting(pure.name, half, pure.at)
+    if setting is None or not setting.half:
+        return None
+    return Recipe(at=setting.at, when=(), framework="FSDP", reduces=setting)
 
 
 def lightning(table: Table) -> Recipe | None:

@@ -16,6 +16,9 @@ from precisionlint.subjects.tree import Table, constant, joined, of_python, tabl
 
 POLICIES = ("MixedPrecision", "MixedPrecisionPolicy")
 MEGATRON_CONFIGS = ("DistributedDataParallelConfig", "MegatronMixedPrecision", "MixedPrecisionConfig")
+DDP_CONFIGS = ("DistributedDataParallelConfig", "ddp", "ddp_config")
+"""Where Megatron itself reads the dtype of gradients. NeMo's and Megatron-Bridge's mixed precision, where there is one, overrides it."""
+MEGATRON_POLICY = re.compile(r"mixed_precision|MixedPrecision|bf16_mixed|bf16-mixed")
 HOOK = re.compile(r"(?:fp16|bf16)_compress_(?:hook|wrapper)")
 MEGATRON_BF16 = re.compile(r"bf16[_-]mixed|bf16_with_\w+|\bbf16\s*=\s*True|params_dtype\s*=\s*torch\.bfloat16")
 MEGATRON_TRAINS = re.compile(r"OptimizerConfig|OptimizerModule|pretrain|finetune|get_megatron_optimizer")
@@ -73,8 +76,8 @@ def _call(file: File, node: ast.Call) -> Iterator[Recipe]:
                     yield Recipe(at=setting.at, when=(), framework="FSDP", reduces=setting)
     elif name in MEGATRON_CONFIGS:
         for keyword in node.keywords:
-            if keyword.arg == "grad_reduce_in_fp32" and constant(keyword.value) is False:
-                yield from _megatron(file, _setting(file, keyword))
+            if keyword.arg == "grad_reduce_in_fp32" and constant(keyword.value) is False and not _is_fp16(file, node):
+                yield from _megatron(file, _setting(file, keyword), name)
     elif name == "TrainingConfig" and "torchtitan" in file.text:
         for keyword in node.keywords:
             setting = _setting(file, keyword)
@@ -95,14 +98,27 @@ def _assignment(file: File, node: ast.Assign) -> Iterator[Recipe]:
         return
     if constant(node.value) is False:
         at = joined(file.place(target), file.place(node.value))
-        yield from _megatron(file, Setting("grad_reduce_in_fp32", False, at))
+        yield from _megatron(file, Setting("grad_reduce_in_fp32", False, at), _name(target.value))
 
 
-def _megatron(file: File, setting: Setting) -> Iterator[Recipe]:
+def _megatron(file: File, setting: Setting, owner: str) -> Iterator[Recipe]:
     """Megatron's gradients in the dtype of the weights, where the file shows that this is bf16 and that they are trained."""
+    if owner in DDP_CONFIGS and MEGATRON_POLICY.search(file.text):
+        return
     if MEGATRON_BF16.search(file.text) and MEGATRON_TRAINS.search(file.text) and not INFERENCE.search(file.text):
         sums = Setting(f"{setting.name}=False", "bf16", setting.at)
         yield Recipe(at=setting.at, when=(), framework="Megatron", accumulates=sums)
+
+
+def _is_fp16(file: File, call: ast.Call) -> bool:
+    """Whether a configuration is one of fp16, whose loss scale is made for half sums."""
+    settings = [_setting(file, keyword) for keyword in call.keywords]
+    return any(
+        (each.name == "fp16" and each.value is True)
+        or (each.name == "params_dtype" and each.half == "fp16")
+        or (each.name == "precision" and each.value in ("16-mixed", 16))
+        for each in settings
+    )
 
 
 def _hooks(file: File, handed: list[ast.expr], call: ast.Call) -> Iterator[Recipe]:
