@@ -85,13 +85,14 @@ class Custom:
         A forward under ``custom_fwd`` is torch's own code on the outside, and so is none of the user's.
         """
         patches.replace(torch.autograd.Function, "apply", self._apply)
-        for module, cls in (
-            ("triton.runtime.jit", "JITFunction"),
-            ("triton.runtime.interpreter", "InterpretedFunction"),
-        ):
-            owner = getattr(sys.modules.get(module), cls, None)
-            if owner is not None and "run" in vars(owner):  # older interpreters make one for each kernel
+        interpreter = sys.modules.get("triton.runtime.interpreter")
+        owners = [getattr(sys.modules.get("triton.runtime.jit"), "JITFunction", None)]
+        owners.append(getattr(interpreter, "InterpretedFunction", None))
+        for owner in owners:
+            if owner is not None and "run" in vars(owner):
                 patches.replace(owner, "run", self._launch)
+        if owners[1] is not None and "run" not in vars(owners[1]):  # triton 3.4 makes one for each kernel
+            patches.replace(interpreter.GridExecutor, "__call__", self._launch)  # type: ignore[union-attr]
 
     def _apply(self, original: Callable[..., Any]) -> Any:
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +131,7 @@ class Custom:
             if kwargs.get("warmup"):
                 return original(kernel, *args, **kwargs)
             region, taken = self.position.region, [*args, *kwargs.values()]
-            name = getattr(kernel, "__name__", "kernel")
+            name = str(getattr(kernel, "__name__", None) or getattr(kernel.fn, "__name__", "kernel"))
             if region is not None and mixed(taken) and not inside_op():
                 place = here()
                 if (name, place) not in self._told:

@@ -97,6 +97,8 @@ def _fp32(settings: Mapping[str, str], device: str, convolution: bool) -> str:
         precision = settings.get("torch.backends.fp32_precision", "none")
     if precision == "none" and settings.get(legacy) == "True":
         precision = "tf32"
+    if switch not in settings and device == "cpu" and settings.get("torch.get_float32_matmul_precision()") == "medium":
+        precision = "bf16"  # before torch 2.9
     if device == "cpu":
         return f"may run in {precision}" if precision in ("bf16", "tf32") else "run in fp32"
     return "run in TF32" if precision == "tf32" else "run in full fp32, outside the tensor cores"

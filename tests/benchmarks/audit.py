@@ -10,12 +10,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils._debug_mode import DebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -115,8 +115,11 @@ MODES: dict[str, Make] = {
     "audit, recorder alone": recording_alone,
     "audit, whole": precisionlint.audit,
     "FlopCounterMode": lambda: FlopCounterMode(display=False),
-    "DebugMode": DebugMode,
 }
+if find_spec("torch.utils._debug_mode"):  # torch 2.9 brought it
+    from torch.utils._debug_mode import DebugMode
+
+    MODES["DebugMode"] = DebugMode
 
 
 def measure(run: Callable[[], None], modes: dict[str, Make], rounds: int, calls: int) -> dict[str, float]:
