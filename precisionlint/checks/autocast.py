@@ -136,14 +136,15 @@ def autocast_around_training_loop(state: Open, event: Op) -> Iterator[Any]:
     entered = (
         (Seen(region.at, f"{region.dtype or 'half'} autocast is entered", region.when),) if region is not None else ()
     )
-    yield Hit(
-        "autocast-around-training-loop",
-        event.at,
-        "this forward uses half copies of weights that an optimizer has changed since: the autocast region spans the step, and its cache "
-        "hands out the old weights, so the model stops learning; enter the region anew for each forward",
-        (*entered, steps[0].seen, Seen(event.at, "the old copies are used again", event.when)),
-        unless=tuple(sorted({("frozen", path[0]) for path in steps[0].weights}, key=str)),
-    )
+    for step in steps:
+        yield Hit(
+            "autocast-around-training-loop",
+            event.at,
+            "this forward uses half copies of weights that an optimizer has changed since: the autocast region spans the step, and its cache "
+            "hands out the old weights, so the model stops learning; enter the region anew for each forward",
+            (*entered, step.seen, Seen(event.at, "the old copies are used again", event.when)),
+            unless=tuple(sorted({("frozen", path[0]) for path in step.weights}, key=str)),
+        )
 
 
 @FAMILY.rule("weights-changed-under-autocast", Op)

@@ -274,42 +274,42 @@ def half_default_dtype(storage: Storage, event: Step) -> Iterator[Hit]:
 def half_ema(storage: Storage, event: Written) -> Iterator[Hit]:
     if event.how != "average" or (event.decay is not None and event.decay < SLOW_DECAY):
         return
-    where: tuple[Seen, ...] = ()
-    dtype = event.dtype
+    ways: list[tuple[str | None, tuple[Seen, ...]]] = [(event.dtype, ())] if event.weights is None else []
     if event.weights is not None:
         if any(overlap(own.weights, event.weights) for own in storage.owned):
             return  # weights that an optimizer steps: no average of others
-        took = next((t for t in storage.took if covers(t.weights, event.weights)), None)
-        dtype, where = (took.dtype, (took.seen,)) if took is not None else (None, ())
-    if dtype not in HALF:
-        return
-    name = HALF[dtype]
+        ways = [(took.dtype, (took.seen,)) for took in storage.took if covers(took.weights, event.weights)]
     share = f" (1 - {event.decay:g})" if event.decay is not None else ""
-    yield Hit(
-        "half-ema",
-        event.at,
-        f"{event.api} averages in {name}: what each step adds{share} is below half a {name} step of what is there and rounds away, so the "
-        "average stands still; keep it in fp32 and cast a copy for export",
-        (*where, Seen(event.at, "averaged here", event.when)),
-    )
+    for dtype, where in ways:
+        if dtype not in HALF:
+            continue
+        name = HALF[dtype]
+        yield Hit(
+            "half-ema",
+            event.at,
+            f"{event.api} averages in {name}: what each step adds{share} is below half a {name} step of what is there and rounds away, so the "
+            "average stands still; keep it in fp32 and cast a copy for export",
+            (*where, Seen(event.at, "averaged here", event.when)),
+        )
 
 
 @FAMILY.rule("masters-lost-in-checkpoint", Checkpoint)
 def masters_lost_in_checkpoint(storage: Storage, event: Checkpoint) -> Iterator[Hit]:
     if not event.write or not event.optimizers:
         return
-    copies = [t for t in storage.took if covers(storage.copies, t.weights) and overlap(event.weights, t.weights)]
-    took = min(copies, key=lambda t: t.seen.text, default=None)
-    dtype = took.dtype if took is not None else event.half
-    if dtype not in HALF:
-        return
-    yield Hit(
-        "masters-lost-in-checkpoint",
-        event.at,
-        f"the checkpoint holds '{event.optimizers[0].name}' to go on with, but the weights in {HALF[dtype]}: a resumed run starts from rounded "
-        "weights, and what had been added below the rounding is lost; keep a half copy for export apart from the checkpoint",
-        (*((took.seen,) if took is not None else ()), Seen(event.at, "saved here", event.when)),
-    )
+    saved = Seen(event.at, "saved here", event.when)
+    halved: list[tuple[str, Any, tuple[Seen, ...]]] = [(event.half, event.at, (saved,))] if event.half else []
+    for took in storage.took:
+        if covers(storage.copies, took.weights) and overlap(event.weights, took.weights):
+            halved.append((took.dtype, took.seen.at, (took.seen, saved)))
+    for dtype, at, trace in halved:
+        yield Hit(
+            "masters-lost-in-checkpoint",
+            at,
+            f"a checkpoint holds '{event.optimizers[0].name}' to go on with, but these weights in {HALF[dtype]}: a resumed run starts from rounded "
+            "weights, and what had been added below the rounding is lost; keep a half copy for export apart from the checkpoint",
+            trace,
+        )
 
 
 def _half_weights_configured(recipe: Recipe) -> Iterator[Hit]:
