@@ -1,5 +1,7 @@
 """Configuration files: read as their frameworks read them, every part at its place, and never at the cost of the other files."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,12 @@ def test_a_comment_silences_a_finding_in_a_configuration_too(tmp_path: Path):
     assert report(tmp_path / "a.yaml", f"{whole}\n{head}{sums}\n").findings == ()
     script = f"torchrun pretrain.py --bf16 --grad-reduce-in-bf16  {switch.replace('half-gradient-accumulation', 'megatron-precision-args')}\n"
     assert report(tmp_path / "a.sh", script).findings == ()
+
+
+@pytest.mark.parametrize(("text", "imported"), [(DEEPSPEED, True), ('{"enabled": true, "words": ["bf1", "6"]}', False)])
+def test_a_parser_is_imported_only_for_a_file_that_can_hold_something(tmp_path: Path, text: str, imported: bool):
+    (tmp_path / "a.json").write_text(text)
+    (tmp_path / "train.py").write_text("import torch\n\nscaler = torch.amp.GradScaler()\n")
+    code = f"import sys; from precisionlint import check; check([{str(tmp_path)!r}]); print('yaml' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{imported}\n"
