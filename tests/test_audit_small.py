@@ -199,6 +199,60 @@ def test_norms_that_are_right_or_of_no_gradients_are_not_told():
     assert normed(large, lambda g: (torch.full_like(g, 300.0) ** 2).sum().sqrt()) == []
 
 
+# -- running sums
+
+
+def summed(total: torch.Tensor, reset: bool, steps: int) -> list[str]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x, y = batch()
+    with precisionlint.audit(model, optimizer) as audit:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            if reset:
+                total.zero_()
+            loss = functional.cross_entropy(model(x), y)
+            loss.backward()
+            total += loss.detach()
+            optimizer.step()
+    return [each.rule for each in audit.report.findings]
+
+
+def test_a_sum_in_half_that_runs_on_is_told_also_in_the_window_of_one_step():
+    fresh = torch.zeros((), dtype=BF16)
+    assert summed(fresh, reset=False, steps=1) == []  # nothing tells that another step will come
+    assert summed(fresh, reset=False, steps=1) == ["half-running-sum"]  # the step before has written it
+    assert summed(torch.zeros((), dtype=torch.float16), reset=False, steps=2) == ["half-running-sum"]
+
+
+def test_a_sum_in_fp32_or_that_each_step_resets_is_sound():
+    assert summed(torch.zeros(()), reset=False, steps=3) == []
+    old = torch.zeros((), dtype=BF16)
+    old += 1.0
+    assert summed(old, reset=True, steps=1) == summed(old, reset=True, steps=3) == []
+
+
+def test_a_sum_that_is_reset_after_it_was_used_is_sound():
+    total = torch.ones((), dtype=BF16)
+    total += 1.0
+    with precisionlint.audit() as audit:
+        total += 1.0
+        total.zero_()
+    assert faults(audit.report) == []
+
+
+def test_parts_of_one_loss_are_no_running_sum():
+    with precisionlint.audit() as audit:
+        total = torch.zeros((), dtype=BF16)
+        for _ in range(5):
+            total += 1.0
+        loss = torch.ones(3, dtype=BF16, requires_grad=True).sum()
+        loss = loss + total
+        loss += total
+        loss.backward()
+    assert faults(audit.report) == []
+
+
 # -- scales
 
 

@@ -45,6 +45,7 @@ from precisionlint.trace.ranges import Ranges
 from precisionlint.trace.recorder import Kernel, Recorder
 from precisionlint.trace.registry import Registry
 from precisionlint.trace.storage import Storage
+from precisionlint.trace.sums import Sums
 from precisionlint.trace.timeline import Timeline, as_finding
 from precisionlint.trace.underflow import Epsilon, Underflow
 from precisionlint.trace.unseen import Unseen
@@ -71,6 +72,7 @@ class Measures:
     updates: Updates
     flow: Dataflow
     averages: Averages
+    sums: Sums
     underflow: Underflow
     epsilons: Mapping[int, Epsilon]
     """Optimizer's ``id`` -> what became of its eps."""
@@ -105,6 +107,7 @@ def summarize(
             *verdicts.of_state(registry, events),
             *verdicts.of_updates(held.updates.lost, registry, events),
             *verdicts.of_averages(held.averages, recorder),
+            *verdicts.of_sums(held.sums, recorder),
             *verdicts.of_underflow(held.underflow, recorder, held.order.scale),
             *verdicts.of_epsilons(held.epsilons, registry, events),
             *verdicts.of_scales(held.order.collapsed),

@@ -22,6 +22,7 @@ from precisionlint.trace.dataflow import SHORT, Dataflow
 from precisionlint.trace.places import place
 from precisionlint.trace.recorder import Recorder
 from precisionlint.trace.registry import Registry, parameters_of
+from precisionlint.trace.sums import Sums
 from precisionlint.trace.underflow import Epsilon, Underflow
 from precisionlint.trace.updates import Lost
 from precisionlint.trace.values import NonFinite
@@ -34,6 +35,7 @@ RULES: Mapping[str, tuple[str, Severity]] = {
     "half-gradient-accumulation": ("master-weights", "warning"),
     "half-gradient-norm": ("half-arithmetic", "warning"),
     "half-optimizer-state": ("master-weights", "error"),
+    "half-running-sum": ("half-arithmetic", "error"),
     "half-scatter": ("half-arithmetic", "warning"),
     "loss-on-half-logits": ("half-arithmetic", "warning"),
     "lost-updates": ("master-weights", "error"),
@@ -212,6 +214,20 @@ def of_averages(averages: Averages, recorder: Recorder) -> Iterator[Finding]:
                 f"an average with decay {1 - each.rate:g} is kept in {name}: {lost / meant:.0%} of its elements that "
                 f"differ from what they follow do not move, now or later: {each.rate:g} of the difference is below "
                 f"half a {name} step; keep it in fp32",
+                at,
+            )
+
+
+def of_sums(sums: Sums, recorder: Recorder) -> Iterator[Finding]:
+    """Numbers that are summed up in half from step to step."""
+    for origin, dtype in sums.found.items():
+        at, name = _place(recorder, origin), SHORT[dtype]
+        if at is not None:
+            yield finding(
+                "half-running-sum",
+                f"a number is summed up in {name} from step to step: the sum stands still once it is "
+                f"{256 if name == 'bf16' else 2048} times as large as what is added, and rounds long before; add up in "
+                "fp32",
                 at,
             )
 

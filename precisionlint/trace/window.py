@@ -39,6 +39,7 @@ from precisionlint.trace.recorder import Call, Recorder, Watcher
 from precisionlint.trace.registry import Registry
 from precisionlint.trace.storage import Storage
 from precisionlint.trace.summary import Measures, summarize
+from precisionlint.trace.sums import Sums
 from precisionlint.trace.timeline import Timeline
 from precisionlint.trace.underflow import Epsilon, Underflow, of_adam
 from precisionlint.trace.unseen import Unseen
@@ -92,6 +93,7 @@ class Audit:
         )
         self._norms = Norms(self._flow, lambda tensor: self._position.gradients and self.order.gradients.holds(tensor))
         self._averages, self._underflow = Averages(self._position), Underflow()
+        self._sums = Sums(self._position)
         self._epsilons: dict[int, Epsilon] = {}
         self._unseen = Unseen()
         self._recorder.fresh, self._recorder.on_fresh = self._unseen.fresh, self._unseen.ran
@@ -107,7 +109,16 @@ class Audit:
 
     def _watcher(self, func: Any) -> Watcher | None:
         """Who is told of an op's calls: one watcher, or several in turn."""
-        watching = (self._casts, self._flow, self._norms, self._averages, self._underflow, self._custom, self._unseen)
+        watching = (
+            self._casts,
+            self._flow,
+            self._norms,
+            self._averages,
+            self._sums,
+            self._underflow,
+            self._custom,
+            self._unseen,
+        )
         found = [each.watch(func) for each in watching]
         if self._values is not None:
             found.append(self._values.watch(func))
@@ -144,6 +155,7 @@ class Audit:
             self._updates.before_step(optimizer, takes_closure)
         self._norms.stepped()
         self._averages.stepped()
+        self._sums.stepped()
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         with self._unrecorded():
@@ -211,6 +223,7 @@ class Audit:
             self._updates,
             self._flow,
             self._averages,
+            self._sums,
             self._underflow,
             self._epsilons,
             self._unseen,
