@@ -242,6 +242,7 @@ def test_every_setting_can_be_written_in_a_file():
 
 
 def test_the_audit_reads_the_same_configuration(tmp_path: Path):
+    pytest.importorskip("torch")
     pyproject("selct = []\n")
     write("train.py", "print(1)\n")
     command = [sys.executable, "-m", "precisionlint", "audit", "train.py"]

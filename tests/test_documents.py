@@ -280,7 +280,7 @@ def test_standard_input_without_a_name():
     ran = stdin(CLIP)
     assert (ran.returncode, ran.stderr) == (1, b"")
     assert ran.stdout.decode().startswith(f"<stdin>:{CLIP_LINE}:9: error")
-    assert stdin("x = (").stdout.decode().startswith("found nothing\n")
+    assert stdin("x = (").stderr.decode().startswith("precisionlint: <stdin>:1: syntax error")
     assert stdin(f"{CLIP}\nx = (").stderr.decode().startswith("precisionlint: <stdin>:")
     assert stdin(b"").returncode == 0
 
