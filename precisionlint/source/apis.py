@@ -57,7 +57,9 @@ class Apis:
             return "scaler"
         if name in self.autocast:
             return "autocast"
-        if name in self.optimizers or (name.startswith("torch.optim.") and name.count(".") == 2 and name[12].isupper()):
+        if name in self.optimizers or (
+            name.startswith("torch.optim.") and name.count(".") == 2 and name[12:13].isupper()
+        ):
             return "optimizer"
         if any(name.startswith(prefix + ".") or name == prefix for prefix in self.other_optimizers):
             return "optimizer"

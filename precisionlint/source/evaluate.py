@@ -443,7 +443,9 @@ def binary(it: Interpreter, op: str, left: Value, right: Value) -> Value:
             return replace(left, weights=None)
         return replace(left, weights=left.weights | right.weights, part=left.part and right.part)
     flow = scaled_flow(op, flow_of(left), flow_of(right))
-    if isinstance(left, Tensors) and left.kind in ("grad", "param"):
+    if isinstance(left, Tensors) and left.kind == "grad" and op == "**":
+        return replace(left, kind="square")
+    if isinstance(left, Tensors) and left.kind in ("grad", "param", "square"):
         return replace(left, flow=flow)
     if isinstance(right, Tensors) and right.kind in ("grad", "param"):
         return replace(right, flow=flow)

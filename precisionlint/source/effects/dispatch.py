@@ -168,7 +168,7 @@ def call_external(it: Interpreter, state: State, instr: p.Call, callee: External
             if inner is not None
             else one(state, empty(it, state, instr, name))
         )
-    if name in NORM_CALLS or any(isinstance(v, Tensors) and v.kind == "grad" for _, v in args):
+    if name in NORM_CALLS or any(isinstance(v, Tensors) and v.kind in ("grad", "square") for _, v in args):
         return touch_grads(it, state, instr, callee, args)
     if name in it.apis.averages:
         return make_average(it, state, instr, callee, args)

@@ -114,6 +114,10 @@ def norm_of(it: Interpreter, state: State, instr: p.Call, callee: External, args
 def touch_grads(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
     """torch functions over gradients: norms read them, tests for finiteness do not count, foreach products may unscale."""
     last = callee.name.rpartition(".")[2]
+    squares = [v for _, v in args[:1] if isinstance(v, Tensors) and v.kind == "square"]
+    if squares and last in ("sum", "mean"):
+        read_grads(it, state, instr, replace(squares[0], kind="grad"), f"a {last} of squares")
+        return one(state, result(it, state, instr, callee, ()))
     found = [
         v
         for _, v in args
@@ -205,11 +209,18 @@ def tensors_method(it: Interpreter, state: State, instr: p.Call, tensors: Tensor
             "coalesce",
         ):
             return one(state, tensors)
+        if name in ("square", "pow") and not isinstance(tensors.flow.scaled, Named):
+            return one(state, replace(tensors, kind="square"))
         if name in ("norm", "histc") or (name in ("square", "pow") and isinstance(tensors.flow.scaled, Named)):
             read_grads(it, state, instr, tensors, f".grad.{name}" if name != "square" else "a squared norm")
         if name in ("sum", "mean", "sqrt", "square", "pow", "norm"):
             return one(state, result(it, state, instr, Method(tensors, name), ()))
         return one(state, result(it, state, instr, Method(tensors, name), ()))
+    if tensors.kind == "square":
+        if name in ("sum", "mean"):
+            read_grads(it, state, instr, replace(tensors, kind="grad"), f"a {name} of squares")
+            return one(state, result(it, state, instr, Method(tensors, name), ()))
+        return one(state, tensors)  # .float(), .view(…): still squares
     if name in ("mul_", "lerp_", "copy_") and tensors.kind == "param":
         write_parameters(it, state, instr, tensors, name, factor)
         return one(state, tensors)
