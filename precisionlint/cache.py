@@ -23,10 +23,10 @@ from typing import Any
 from precisionlint import __version__, catalogue, plugins
 from precisionlint.codec import decode, encode
 from precisionlint.config import Settings
-from precisionlint.reader import NOTHING, FileResult, Looked, Plan, Reading, digest
+from precisionlint.reader import NOTHING, FileResult, Looked, Plan, Reading, Survey, digest
 from precisionlint.source.root import PRECISION, find_root, surveyed_files
 
-HEADER = "precisionlint cache 1 "
+HEADER = "precisionlint cache 2 "
 RACY = 2.0
 """Seconds: the times of a file that changed so shortly before a run do not tell whether it changed again."""
 MOMENT = 0.05
@@ -81,7 +81,7 @@ class Cache:
         self._files: dict[str, list[Any]] = {}
         """Path from the root -> [hash, times and size or null, {base: file found there or null}]."""
         self._results: dict[str, list[Any]] = {}
-        """Path -> [whether the whole project was surveyed for it, the encoded result or null for one that holds nothing]."""
+        """Path -> [what of the whole project it rests on (see ``reader.Survey``), the encoded result or null for one that holds nothing]."""
         self._survey: dict[str, list[Any]] | None = None
         self._fresh: dict[str, bool] = {}
         self._clean: set[str] = set()
@@ -110,7 +110,7 @@ class Cache:
         """The result of a file (absolute path) as it is named now, where it still holds."""
         key = self._key(path)
         held = self._results.get(key) if key is not None else None
-        if held is None or key is None or not self._holds(key) or (held[0] and not self._survey_holds()):
+        if held is None or key is None or not self._holds(key) or (held[0] and not self._survey_holds(held[0])):
             return None
         if held[1] is None:
             return NOTHING
@@ -170,14 +170,12 @@ class Cache:
             self._answers[base] = next((each for each in choices if os.path.isfile(f"{self.root}/{each}")), None)
         return self._answers[base]
 
-    def _survey_holds(self) -> bool:
-        """Whether the same files as before say how fp32 products run, among all of the project."""
-        if self._survey is None:
-            return False
-        return _setters(self._survey) == _setters(self._survey_now())
+    def _survey_holds(self, what: Survey) -> bool:
+        """Whether the project is as before in what a result rests on."""
+        return self._survey is not None and _surveyed(self._survey, what) == _surveyed(self._survey_now(), what)
 
     def _survey_now(self) -> dict[str, list[Any]]:
-        """Every Python file of the project: path -> [times and size, its hash if it sets the precision of products, else empty]."""
+        """Every Python file of the project: path -> [times and size, its hash if it sets the precision of products, else empty, its hash]."""
         if self._surveyed_now is None:
             known = self._survey or {}
             self._surveyed_now = {}
@@ -193,13 +191,14 @@ class Cache:
                     data = path.read_bytes()
                 except OSError:
                     continue
-                setter = digest(data) if PRECISION.search(data) else ""
-                self._surveyed_now[key] = [stat if self._settled(stat) else None, setter]
+                hashed = digest(data)
+                setter = hashed if PRECISION.search(data) else ""
+                self._surveyed_now[key] = [stat if self._settled(stat) else None, setter, hashed]
         return self._surveyed_now
 
     # -- learning
 
-    def put(self, display: str, path: str, data_digest: str, result: FileResult, *, surveyed: bool) -> None:
+    def put(self, display: str, path: str, data_digest: str, result: FileResult, *, surveyed: Survey) -> None:
         """Keeps the result of a file (absolute path) whose content had this hash; after ``learn``."""
         key = self._key(path)
         if key is None or not self._learn(key, {}) or self._files[key][0] != data_digest:
@@ -282,8 +281,8 @@ class Cache:
         """Writes what has changed, the whole file or nothing. A folder that cannot be written is no fault: then nothing is kept."""
         if any(held[0] and key in self._put for key, held in self._results.items()):
             now = self._survey_now()
-            if self._survey is None or _setters(now) != _setters(self._survey):
-                for key in [key for key, held in self._results.items() if held[0] and key not in self._put]:
+            for key, held in list(self._results.items()):
+                if held[0] and key not in self._put and not self._survey_holds(held[0]):
                     del self._results[key]
             self._survey = now
         if not self._dirty:
@@ -312,8 +311,9 @@ class Cache:
         return None if path is None else self._key(str(path))
 
 
-def _setters(survey: Mapping[str, list[Any]]) -> dict[str, str]:
-    return {key: entry[1] for key, entry in survey.items() if entry[1]}
+def _surveyed(survey: Mapping[str, list[Any]], what: Survey) -> dict[str, str]:
+    """Path -> hash of the files of a survey that matter."""
+    return {key: entry[1 if what == "precision" else 2] for key, entry in survey.items() if entry[1] or what == "all"}
 
 
 def _stat(path: str) -> Stat:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from precisionlint import documents, suppress
 from precisionlint.findings import FileError, Finding, GaveUp, Place
 from precisionlint.source.screen import worth_parsing
-from precisionlint.subjects import SUBJECTS, File
+from precisionlint.subjects import SUBJECTS
 
 if TYPE_CHECKING:
     from precisionlint.source.run import Run
@@ -81,15 +81,18 @@ class FileResult:
 NOTHING = FileResult()
 
 
+Survey = Literal["", "precision", "all"]
+"""What of a whole project a result rests on: nothing, which files set the precision of products, or what every file shows and imports."""
+
+
 @dataclass(frozen=True)
 class Reading:
-    """A file's result with what it rests on: the hash of the content read (empty where there was none), and whether every file of the
-    project was asked whether it sets the precision of products."""
+    """A file's result with what it rests on: the hash of the content read (empty where there was none), and what of the whole project."""
 
     display: str
     result: FileResult
     digest: str = ""
-    surveyed: bool = False
+    surveyed: Survey = ""
 
 
 def digest(data: bytes) -> str:
@@ -138,7 +141,10 @@ class Reader:
             return Reading(display, FileResult(errors=(unreadable(display, error),)))
         result = self.file(display, path, data)
         absolute = Path(os.path.abspath(path))
-        surveyed = self.run is not None and absolute in self.run.project(absolute).surveyed
+        project = self.run.project(absolute) if self.run is not None else None
+        surveyed: Survey = ""
+        if project is not None:
+            surveyed = "all" if absolute in project.weighed else "precision" if absolute in project.surveyed else ""
         return Reading(display, result, digest(data), surveyed)
 
     def taken(self) -> dict[Path, Looked]:
@@ -171,7 +177,7 @@ class Reader:
             findings += self.run.file(display, path, data, errors, totals)
         if subjects:
             totals.read = 1
-            findings += self.run.facts(File(display, path, data), subjects, errors)
+            findings += self.run.facts(display, path, data, subjects, errors)
         if not program.whole and any(error.line is not None for error in errors):
             return NOTHING  # a block of a text that is no Python is none of ours
         findings.sort(key=lambda f: (f.place, f.rule, f.message))

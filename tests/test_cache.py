@@ -179,6 +179,41 @@ def test_a_setting_that_any_file_of_the_project_may_make_is_looked_for_again():
     assert rules(checked("train.py")[1]) == [("train.py", "tf32-off")]
 
 
+NORM = """import torch
+from torch import nn
+
+
+class Norm(nn.Module):
+    def forward(self, x):
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+"""
+TRAINER = """import torch
+from norm import Norm
+
+
+def train(model, optimizer, loader):
+    {cast}
+    for x in loader:
+        model(x).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_what_the_project_shows_is_asked_again_when_any_file_of_it_changes():
+    write("norm.py", NORM)
+    write("train.py", TRAINER.format(cast="model.cuda()"))
+    assert checked("norm.py")[0] == ["norm.py"]
+    assert checked("norm.py")[0] == []
+    write("train.py", TRAINER.format(cast="model.to(torch.bfloat16)"))
+    read, report = checked("norm.py")
+    assert (read, rules(report)) == (["norm.py"], [("norm.py", "norm-without-upcast")])
+    assert checked("norm.py")[0] == []
+    checked("train.py")
+    write("train.py", TRAINER.format(cast="model.cuda()"))
+    checked("train.py")
+    assert rules(checked("norm.py")[1]) == []
+
+
 def test_other_rules_assumptions_and_devices_are_other_results_and_the_rest_is_judged_anew():
     write("train.py")
     checked()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from precisionlint.source.project import Project
 from precisionlint.subjects import File, Subject
 
 
@@ -15,7 +16,7 @@ def test_a_file_is_wanted_by_its_name_and_a_word_of_each_group():
 
 def test_places_count_characters_where_ast_counts_bytes():
     source = "# \N{GREEK SMALL LETTER ALPHA}\r\nx = '\N{GREEK SMALL LETTER BETA}\N{GREEK SMALL LETTER GAMMA}' + y\r\n"
-    file = File("a.py", Path("a.py"), b"\xef\xbb\xbf" + source.encode())
+    file = File("a.py", Path("a.py"), b"\xef\xbb\xbf" + source.encode(), Project(Path.cwd()))
     name = file.syntax.body[0].value.right
     place = file.place(name)
     assert (place.path, place.line, place.column, place.end_line, place.end_column) == ("a.py", 2, 12, 2, 13)

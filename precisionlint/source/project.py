@@ -20,6 +20,7 @@ from precisionlint.source.lower import lower_body, lower_module
 from precisionlint.source.outline import STRONG, TRIGGER, WORD, Outline, telling_names
 from precisionlint.source.parsing import DEFINITIONS, UnreadableError, column, decode, lines_spanned, parse, split_lines
 from precisionlint.source.root import PRECISION, file_of, surveyed_files
+from precisionlint.subjects import File
 
 IMPORTED = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)*))", re.M)
 
@@ -53,6 +54,9 @@ MODEL_USE = re.compile(r"(\w+)\.(?:named_parameters|parameters|train|eval|load_s
 BUILDING = re.compile(r"requires_grad|\.half\(|bfloat16|float16|[Ss]caler|optim|autocast|default_dtype|\.backward\(")
 DEFINED = re.compile(r"(?:async[\s\\]+)?(?:def|class)[\s\\]+(\w+)")
 OWN_OPS = re.compile(r"custom_op|autograd\.Function|triton|torch\.ops\.|autocast")
+
+LONGEST = 400_000
+"""Bytes of a file that another one's values are followed into."""
 
 SKIPPED_NAMES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "triton", "transformers", "yaml", "tqdm"}
 
@@ -171,6 +175,7 @@ class Project:
         self.root = root
         self.device = device
         self.modules: dict[Path, ProjectModule | None] = {}
+        self.files: dict[Path, File | None] = {}
         self.errors: dict[Path, UnreadableError] = {}
         self.outlines: dict[Path, Outline | None] = {}
         self._reaches: dict[tuple[Path, str, str], bool] = {}
@@ -182,12 +187,26 @@ class Project:
         the files that they lead to stay what they are."""
         self.surveyed: set[Path] = set()
         """The files for which every file of the project was asked whether it sets the matmul precision."""
+        self.weighed: set[Path] = set()
+        """The files for which every file of the project was asked what it shows (see ``flow.evidence``)."""
 
     def read(self, path: Path) -> bytes | None:
         try:
             return path.read_bytes()
         except OSError:
             return None
+
+    def file(self, path: Path) -> File | None:
+        """A Python file of the project as value flow reads it; None where it cannot be parsed or is too long to follow."""
+        if path not in self.files:
+            self.files[path] = None
+            data = self.read(path)
+            if data is not None and len(data) < LONGEST:
+                file = File(path.as_posix(), path, data, self)
+                with contextlib.suppress(UnreadableError, RecursionError):
+                    file.syntax  # noqa: B018 - parsed once, here
+                    self.files[path] = file
+        return self.files[path]
 
     def load(self, path: Path, data: bytes | None = None) -> ProjectModule | None:
         """The module of a file, or None where it cannot be read (why: ``errors``)."""
@@ -254,6 +273,8 @@ class Project:
         if len(self.modules) > KEPT:
             self.modules.clear()
             gc.collect()
+        if len(self.files) > KEPT:
+            self.files.clear()
         if len(self.outlines) > OUTLINES:
             self.outlines.clear()
             self._reaches.clear()

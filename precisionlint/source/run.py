@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precisionlint import catalogue
 from precisionlint.checks import Hit, Judge, all_rules
 from precisionlint.findings import FileError, Finding, GaveUp, Place, Step
+from precisionlint.source.flow.evidence import Evidence
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.reading import Reading, read
@@ -22,6 +24,7 @@ from precisionlint.source.records import Where
 from precisionlint.source.root import find_root
 from precisionlint.source.values import Const, Value, const
 from precisionlint.subjects import File, Subject
+from precisionlint.values import Shows
 
 if TYPE_CHECKING:
     from precisionlint.reader import Totals
@@ -57,6 +60,7 @@ class Run:
         self.device = device
         self.projects: dict[Path, Project] = {}
         self.roots: dict[Path, Path] = {}
+        self.evidence: dict[Path, Evidence] = {}
         self.alone: dict[Path, frozenset[tuple[str, int]]] = {}
 
     def project(self, path: Path) -> Project:
@@ -93,8 +97,12 @@ class Run:
         project.forget_large()
         return findings
 
-    def facts(self, file: File, subjects: Iterable[Subject], errors: list[FileError]) -> list[Finding]:
+    def facts(
+        self, display: str, path: Path, data: bytes, subjects: Iterable[Subject], errors: list[FileError]
+    ) -> list[Finding]:
         """The findings of one file in what is read beside its training programs."""
+        project = self.project(Path(os.path.abspath(path)))
+        file = File(display, path, data, project)
         hits: list[Hit] = []
         for subject in subjects:
             try:
@@ -111,7 +119,36 @@ class Run:
                 continue
             if failure not in errors:
                 errors.append(failure)
-        return [self.stated(hit, hit.at, tuple(Step(seen.at, seen.text) for seen in hit.trace)) for hit in hits]
+        best: dict[tuple[str, Place], Finding] = {}
+        for hit in hits:
+            finding = self.shown(hit, file)
+            if finding is not None:
+                key = (finding.rule, finding.place)
+                if key not in best or rank(finding) < rank(best[key]):
+                    best[key] = finding
+        project.forget_large()
+        return list(best.values())
+
+    def shown(self, hit: Hit, file: File) -> Finding | None:
+        """A hit as a finding, if it stands in this file and the project shows what it needs."""
+        # What was made in another file and proves a fault here stands at the op of this one that completes it.
+        stations = (place_of(at) for at in (hit.at, *[seen.at for seen in reversed(hit.trace)]))
+        place = next((place for place in stations if place is not None and place.path == file.display), None)
+        if place is None:
+            return None
+        seen = ((place_of(one.at), one.text) for one in hit.trace)
+        steps = [Step(relative(where, file.display), text) for where, text in seen if where is not None]
+        if hit.needs:
+            file.project.weighed.add(file.path)
+        evidence = self.evidence.setdefault(file.project.root, Evidence(file.project))
+        for need in hit.needs:
+            assert isinstance(need, Shows)
+            where = evidence.shows(need.what, file.path, file.display)
+            if where is None:
+                return None
+            if need.what != "training":
+                steps.insert(0, Step(relative(where, file.display), f"the project shows {need.what}"))
+        return self.stated(hit, place, tuple(steps))
 
     def findings(self, reading: Reading, places: Places, project: Project) -> list[Finding]:
         best: dict[tuple[str, Place], Finding] = {}
@@ -180,6 +217,17 @@ class Run:
         for (where, node), what in coverage.gave_up.items():
             place = places.of(where, getattr(node, "node", node))
             total.gave_up += (GaveUp(place.path, place.line, what),)
+
+
+def place_of(at: Any) -> Place | None:
+    return at if isinstance(at, Place) else getattr(at, "place", None)
+
+
+def relative(place: Place, display: str) -> Place:
+    """A place of the project as the user would name it."""
+    if os.path.isabs(display) or place.path == display:
+        return place
+    return replace(place, path=Path(os.path.relpath(place.path)).as_posix())
 
 
 def internal_error(display: str, error: Exception) -> FileError:

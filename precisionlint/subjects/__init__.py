@@ -24,6 +24,7 @@ from precisionlint.source import parsing
 
 if TYPE_CHECKING:
     from precisionlint.events import Event
+    from precisionlint.source.project import Project
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,18 @@ WRITTEN = (
 )
 """What a setting of half precision in Python source is called, of those that are read."""
 
+ARITHMETIC = (
+    b"mean(", b"softmax", b"logsumexp", b"exp(", b"arange(", b"inv_freq", b"masked_fill", b"norm(", b".grad", b"float8", b"amax",
+    b"use_fast_accum", b"autocast", b"GradScaler", b"binary_cross_entropy", b"BCELoss", b"allow_tf32",
+    b"fp32_precision", b"float32_matmul_precision", b"cudnn.flags",
+)  # fmt: skip
+"""What an op or a call of value flow's rules is called."""
+
 KERNELS = (b".dot(", b".sum(", b".cumsum(", b".zeros(", b".full(", b".fma(", b".max(")
 """What a Triton kernel calls of which anything can be said."""
 
 SUBJECTS: tuple[Subject, ...] = (
+    Subject("precisionlint.source.flow", (".py",), ((b"torch",), ARITHMETIC)),
     Subject("precisionlint.subjects.configurations", (".json", ".yaml", ".yml"), (HALF, CONFIGURED)),
     Subject("precisionlint.subjects.megatron", (".sh",), (HALF, (b"--bf16", b"--fp16"), WRITTEN)),
     Subject("precisionlint.subjects.jax_programs", (".py",), (HALF, (b"jax",), JAX)),
@@ -96,10 +105,15 @@ SUBJECTS: tuple[Subject, ...] = (
 class File:
     """One file of a run: its text, and for Python source its tree, each made once and only when it is asked for."""
 
-    def __init__(self, display: str, path: Path, data: bytes) -> None:
+    def __init__(self, display: str, path: Path, data: bytes, project: Project) -> None:
         self.display = display
         self.path = Path(os.path.abspath(path))
         self.data = data
+        self.project = project
+
+    def beside(self, path: Path) -> File | None:
+        """Another Python file of the project; None if it cannot be read or parsed."""
+        return self.project.file(path)
 
     @cached_property
     def syntax(self) -> ast.Module:

@@ -1,0 +1,1059 @@
+"""Expressions and statements, evaluated once along all paths; calls of the project's functions are entered."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precisionlint.events import Event
+from precisionlint.source.apis import table
+from precisionlint.source.flow import torch_calls
+from precisionlint.source.flow.heap import Class, Environment, Function, Source, Spot
+from precisionlint.source.flow.ops import names
+from precisionlint.source.root import file_of
+from precisionlint.values import (
+    BOOL,
+    INT64,
+    NO_OPTIONS,
+    NUMBER,
+    UNKNOWN,
+    Called,
+    Computed,
+    Dtypes,
+    Ended,
+    Returned,
+    Scope,
+    Touched,
+    Value,
+    constant,
+    find,
+    promote_values,
+)
+
+if TYPE_CHECKING:
+    from precisionlint.subjects import File
+
+DEPTH = 4
+"""How deep calls of the project's own functions are entered."""
+BUDGET = 150_000
+"""How many expressions are evaluated for one file."""
+SOURCES = 24
+"""How many files of the project one file's values are followed into."""
+LOOPS = 3
+"""How many loops inside each other are gone through twice."""
+
+BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "remainder", ast.Pow: "pow",
+    ast.MatMult: "matmul", ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor", ast.LShift: "lshift", ast.RShift: "rshift",
+}  # fmt: skip
+FOLD: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
+    "floordiv": lambda a, b: a // b, "remainder": lambda a, b: a % b, "pow": lambda a, b: a**b if abs(b) < 400 else None,
+}  # fmt: skip
+AMP = ("torch.cuda.amp.", "torch.cpu.amp.", "transformer_engine.pytorch.fp8_autocast")
+"""Names that are told where they are used."""
+NO_TENSOR = names(
+    """
+    constant external function class instance module file import builtin constructed region dict tuple many text dtype_of unknown
+    """
+)
+VERSION = re.compile(r"version|hasattr|torch_|_torch|requires", re.I)
+"""What a test of a version, or of what a module has, is called."""
+CAUGHT = frozenset(
+    {
+        "ImportError",
+        "ModuleNotFoundError",
+        "AttributeError",
+        "TypeError",
+        "RuntimeError",
+        "NotImplementedError",
+        "Exception",
+        "BaseException",
+    }
+)
+"""Errors by which a program finds out what its torch can do."""
+TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$")
+NOTHING = Value("unknown")
+
+
+class Spent(Exception):  # noqa: N818 - no error: reading ends here
+    """The budget of a file is used up."""
+
+
+def read(file: File) -> Iterator[Event]:
+    """What the functions of a file compute, op by op."""
+    flow = Flow(file)
+    yield from flow.run()
+
+
+class Flow:
+    """The reading of one file."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.apis = table()
+        self.source = Source(file, file.project)
+        self.sources: dict[Path, Source | None] = {file.path: self.source}
+        self.events: list[Event] = []
+        self.entered: set[int] = set()
+        self.classes: list[Class] = []
+        self.functions: list[Function] = []
+        self.budget = BUDGET
+
+    def run(self) -> Iterator[Event]:
+        try:
+            Frame(self, self.source, self.source.names, (), Scope(), 0, quiet=False).block(self.file.syntax.body)
+            self.events.append(Ended(None, ()))
+            called = called_names(self.file.syntax)
+            later: list[Function] = []
+            for cls in list(self.classes):
+                self.prepare(cls)
+                for name, method in cls.methods.items():
+                    if name in ("__init__", "__new__") or id(method.node) in self.entered:
+                        continue
+                    if name in called and name not in ("forward", "backward", "__call__", "step"):
+                        later.append(method)
+                    else:
+                        self.root(method)
+            for function in list(self.functions):
+                (later.append if function.name in called else self.root)(function)
+            for function in later:
+                if id(function.node) not in self.entered:
+                    self.root(function)
+        except Spent:
+            pass
+        yield from self.events
+
+    def global_of(self, source: Source, name: str) -> Value | None:
+        """A name of a file's top level. Of other files than the one at hand, only the statement that makes the name is run."""
+        found = source.names.get(name)
+        if found is None and source is not self.source and name in source.makers:
+            statements = source.makers.pop(name)  # what a cycle of imports sees meanwhile is nothing
+            Frame(self, source, source.names, (), Scope(), DEPTH - 1, quiet=True).block(statements)
+            found = source.names.get(name)
+        return found
+
+    def prepare(self, cls: Class) -> None:
+        """Runs ``__init__`` for the attributes that it leaves."""
+        for one in reversed(cls.lineage):
+            if not one.ready:
+                one.ready = True
+                for name in ("__init__", "setup", "__post_init__"):
+                    if name in one.methods:
+                        self.call(
+                            one.methods[name],
+                            [],
+                            {},
+                            Scope(setup=True),
+                            1,
+                            receiver=instance(one),
+                            quiet=one.source is not self.source,
+                        )
+                one.settle_buffers()
+
+    def root(self, function: Function) -> None:
+        """A function from its parameters, whose dtypes nobody knows."""
+        self.call(function, [], {}, Scope(), 0, receiver=instance(function.owner) if function.owner else None)
+        self.events.append(Ended(function.node, ()))
+
+    def call(
+        self,
+        function: Function,
+        args: list[Value],
+        options: dict[str, Value],
+        scope: Scope,
+        depth: int,
+        receiver: Value | None = None,
+        quiet: bool = False,
+    ) -> Value:
+        """What a function of the project returns for these arguments; its ops are told."""
+        self.entered.add(id(function.node))
+        source = function.source
+        quiet = quiet or source is not self.source
+        frame = Frame(self, source, {}, function.around, scope_of(function, scope), depth, quiet)
+        frame.bind(function, args, options, receiver)
+        node = function.node
+        if isinstance(node, ast.Lambda):
+            return frame.expr(node.body)
+        frame.decorators(node)
+        frame.block(node.body)
+        return frame.result()
+
+    def import_name(self, source: Source, module: str, level: int, name: str | None) -> Value:
+        """A name of another module: of the project if there is such a file, else of an outside API."""
+        outside = module if name is None else f"{module}.{name}" if module else (name or "")
+        path = source.project.resolve(module, level, source.file.path)
+        if path is None:
+            return Value("external", name=self.apis.canonical(outside))
+        if name is not None and path.name == "__init__.py":
+            part = file_of(path.parent / name)
+            if part is not None:
+                return Value("file", name=outside, ref=part)
+        if name is None:
+            return Value("file", name=outside, ref=path)
+        return Value("import", name=outside, ref=(path, name))
+
+    def resolve(self, value: Value, hops: int = 0) -> Value:
+        """The value of an imported name; the file is read when this is first asked."""
+        if value.op != "import" or hops > 5:
+            return value if value.op != "import" else NOTHING
+        path, name = value.ref
+        source = self.other(path)
+        if source is None:
+            return NOTHING
+        found = self.global_of(source, name)
+        return self.resolve(found, hops + 1) if found is not None else NOTHING
+
+    def other(self, path: Path) -> Source | None:
+        """Another file of the project, as long as there are not too many."""
+        if path not in self.sources and len(self.sources) < SOURCES:
+            self.sources[path] = None
+            file = self.file.beside(path)
+            if file is not None:
+                self.sources[path] = Source(file, self.file.project)
+        return self.sources.get(path)
+
+
+def instance(cls: Class | None) -> Value:
+    return Value("instance", name=cls.node.name if cls else "", ref=cls)
+
+
+def called_names(syntax: ast.Module) -> set[str]:
+    """The names that a file calls, as functions or methods."""
+    found: set[str] = set()
+    for node in ast.walk(syntax):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name):
+                found.add(node.func.id)
+            elif isinstance(node.func, ast.Attribute):
+                found.add(node.func.attr)
+    return found
+
+
+def scope_of(function: Function, caller: Scope) -> Scope:
+    owner = function.owner
+    kind = owner.kind if owner is not None else ""
+    if kind == "function":
+        kind = "backward" if function.name == "backward" else "forward"
+    if kind in ("", "module") and (function.name.startswith("test") or TEST_FILE.search(function.source.file.display)):
+        kind = "test"
+    if caller.kind == "backward":
+        kind = "backward"
+    name = owner.node.name if owner else ""
+    guarded = "version" if caller.guarded == "version" else ""
+    return Scope(function.name, name, kind, caller.region, caller.enabled, caller.grad, caller.setup, guarded)
+
+
+class Frame:
+    """One call: the variables, and where it stands."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        source: Source,
+        names: Environment,
+        around: tuple[Environment, ...],
+        scope: Scope,
+        depth: int,
+        quiet: bool,
+    ) -> None:
+        self.flow = flow
+        self.source = source
+        self.names = names
+        self.around = around
+        self.scope = scope
+        self.depth = depth
+        self.quiet = quiet
+        self.returned: list[Value] = []
+        self.loops = 0
+        self.decorating = False
+        self.gone = False  # the path has returned, raised or left its loop
+        self.owner: Class | None = None
+
+    # -- calls in
+
+    def bind(self, function: Function, args: list[Value], options: dict[str, Value], receiver: Value | None) -> None:
+        """The parameters: arguments where they are given, defaults or inputs that nobody knows where not."""
+        spec = function.node.args
+        positional = [*spec.posonlyargs, *spec.args]
+        self.owner = function.owner
+        values = list(args)
+        if receiver is not None and not is_static(function.node):
+            values.insert(0, receiver)
+        known = self.depth > 0 and bool(args or options) and "" not in options
+        offset = len(positional) - len(spec.defaults)
+        for index, param in enumerate(positional):
+            default = spec.defaults[index - offset] if index >= offset else None
+            self.names[param.arg] = self.parameter(param, default, values[index : index + 1], options, known)
+        for param, given in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
+            self.names[param.arg] = self.parameter(param, given, [], options, known)
+        if spec.vararg is not None:
+            self.names[spec.vararg.arg] = Value("input", dtypes=UNKNOWN, name=spec.vararg.arg)
+        if spec.kwarg is not None:
+            self.names[spec.kwarg.arg] = NOTHING
+
+    def parameter(
+        self, param: ast.arg, default: ast.expr | None, given: list[Value], options: dict[str, Value], known: bool
+    ) -> Value:
+        argument = given[0] if given else options.get(param.arg)
+        if argument is not None:
+            if argument.op in NO_TENSOR or argument.name == param.arg:
+                return argument
+            return Value(
+                "view", (argument,), argument.dtypes, argument.at, param.arg
+            )  # the name says what the function takes it for
+        if default is not None:
+            value = self.expr(default)
+            if known:
+                return value
+            if value.op != "constant" or value.constant not in (None, True, False):
+                # What a caller may pass in its place is of the same kind: a number, a name, a dtype.
+                dtypes = NUMBER if is_number(value.constant) else UNKNOWN
+                return Value("input", (value,), dtypes, self.at(param), param.arg)
+            if torch_calls.DTYPE_NAME.search(param.arg):
+                return Value(
+                    "input", (), UNKNOWN, self.at(param), param.arg
+                )  # None: the default dtype, or what a caller gives
+        known_dtypes = annotated(param.annotation)
+        follows = frozenset({f"~{param.arg}"}) if known_dtypes is None else known_dtypes
+        return Value("input", (), follows, self.at(param), param.arg)
+
+    def decorators(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        for decorator in node.decorator_list:
+            self.decorating = True
+            value = self.expr(decorator)
+            self.decorating = False
+            if value.op == "region":
+                self.enter(value)
+            elif (value.op == "external" and value.name.endswith(("no_grad", "inference_mode"))) or (
+                value.op == "constructed" and value.name.endswith(("no_grad", "inference_mode"))
+            ):
+                self.scope = dataclasses.replace(self.scope, grad=False)
+
+    def result(self) -> Value:
+        return either(self.returned) if self.returned else constant(None)
+
+    # -- telling
+
+    def at(self, node: Any) -> Spot:
+        return Spot(self.source.file, node)
+
+    def tell(self, event: Event) -> None:
+        if not self.quiet or sets(event):
+            self.flow.events.append(event)
+
+    def made(
+        self,
+        op: str,
+        inputs: Iterable[Value],
+        dtypes: Dtypes,
+        node: ast.AST,
+        name: str = "",
+        options: dict[str, Value] | None = None,
+    ) -> Value:
+        """A value that an op makes; the op is told."""
+        value = Value(op, tuple(inputs), dtypes, self.at(node), name, options=options or NO_OPTIONS)
+        self.tell(Computed(value.at, (), value, self.scope))
+        return value
+
+    # -- statements
+
+    def block(self, body: list[ast.stmt]) -> None:
+        for statement in body:
+            if self.gone:
+                return
+            handler = STATEMENTS.get(type(statement))
+            if handler is not None:
+                handler(self, statement)
+
+    def branches(self, *bodies: list[ast.stmt]) -> int:
+        """Blocks of which one runs: what they leave in the variables is joined. How many of them go on behind."""
+        before, gone = self.names, self.gone
+        left: list[Environment] = []
+        for body in bodies:
+            self.names, self.gone = dict(before), gone
+            self.block(body)
+            if not self.gone:
+                left.append(self.names)
+        merged = join(left) if left else before
+        before.clear()
+        before.update(merged)
+        self.names, self.gone = before, not left
+        return len(left)
+
+    def if_(self, node: ast.If) -> None:
+        bodies: list[list[ast.stmt]] = []
+        scope = self.scope
+        self.narrow(node.test)
+        while True:  # a chain of elif is one choice, however long
+            test = self.expr(node.test)
+            if asks_version(node.test, test):
+                self.scope = dataclasses.replace(scope, guarded="version")
+            decided = test.op == "constant" and isinstance(test.constant, (bool, type(None))) and self.depth > 0
+            if not decided or test.constant:
+                bodies.append(node.body)
+            if decided and test.constant:
+                break
+            if len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If):
+                node = node.orelse[0]
+                continue
+            bodies.append(node.orelse)
+            break
+        if self.branches(*bodies) == len(bodies):
+            self.scope = scope  # where a branch left, the rest is guarded like the others
+
+    def narrow(self, test: ast.expr) -> None:
+        """A test of a variable's dtype: what holds on either side of it is not followed, so nothing is known of its dtype from here on."""
+        for node in ast.walk(test):
+            if isinstance(node, ast.Attribute) and node.attr == "dtype" and isinstance(node.value, ast.Name):
+                old = self.lookup(node.value.id)
+                if old is not None and old.op not in ("external", "module", "instance", "file"):
+                    self.names[node.value.id] = Value("view", (old,), UNKNOWN, old.at, old.name)
+
+    def for_(self, node: ast.For | ast.AsyncFor) -> None:
+        over = self.expr(node.iter)
+        self.loop(lambda: self.assign(node.target, element(over, self.at(node.iter))), node.body)
+        self.block(node.orelse)
+
+    def while_(self, node: ast.While) -> None:
+        self.loop(lambda: self.expr(node.test), node.body)
+        self.block(node.orelse)
+
+    def loop(self, head: Any, body: list[ast.stmt]) -> None:
+        """A body that runs any number of times: once from what stood before, once more from what it left."""
+        before = dict(self.names)
+        self.loops += 1
+        for _ in range(2 if self.loops <= LOOPS else 1):
+            head()
+            self.block(body)
+            self.gone = False
+            merged = join([before, self.names])
+            self.names.clear()
+            self.names.update(merged)
+        self.loops -= 1
+
+    def with_(self, node: ast.With | ast.AsyncWith) -> None:
+        scope = self.scope
+        for item in node.items:
+            context = self.expr(item.context_expr)
+            self.enter(context)
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, NOTHING)
+        self.block(node.body)
+        self.scope = scope
+
+    def enter(self, context: Value) -> None:
+        if context.op == "region":
+            enabled, region = context.ref
+            # A region that is on for sure, or off for sure; what is undecided leaves what stood.
+            self.scope = dataclasses.replace(self.scope, region=region if enabled else None, enabled=enabled)
+        elif context.op == "constructed" and context.name.endswith(("no_grad", "inference_mode")):
+            self.scope = dataclasses.replace(self.scope, grad=False)
+
+    def try_(self, node: Any) -> None:
+        scope = self.scope
+        if any(catches(handler.type) for handler in node.handlers) and not scope.guarded:
+            self.scope = dataclasses.replace(scope, guarded="try")
+        self.branches(
+            node.body + node.orelse, *[handler.body for handler in node.handlers]
+        ) if node.handlers else self.block(node.body)
+        self.scope = scope
+        self.block(node.finalbody)
+
+    def match_(self, node: ast.Match) -> None:
+        self.expr(node.subject)
+        self.branches(*[case.body for case in node.cases], [])
+
+    def return_(self, node: ast.Return) -> None:
+        value = self.expr(node.value) if node.value is not None else constant(None)
+        self.returned.append(value)
+        self.tell(Returned(self.at(node), (), value, self.scope))
+        self.gone = True
+
+    def leave(self, node: ast.stmt) -> None:
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            self.expr(node.exc)
+        self.gone = True
+
+    def assign_(self, node: ast.Assign) -> None:
+        value = self.expr(node.value)
+        for target in node.targets:
+            self.assign(target, value)
+
+    def ann_assign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.assign(node.target, self.expr(node.value))
+
+    def aug_assign(self, node: ast.AugAssign) -> None:
+        old = self.expr(node.target)
+        value = self.binary(
+            BINARY[type(node.op)], old, self.expr(node.value), node, in_place=True, state=self.is_state(node.target)
+        )
+        self.assign(node.target, value)
+
+    def is_state(self, target: ast.expr) -> bool:
+        """Whether something outlives the call: an attribute of the object at hand, or an entry of one."""
+        inner = target.value if isinstance(target, ast.Subscript) else target
+        return isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self"
+
+    def entries(self, node: ast.expr) -> tuple[Class, str] | None:
+        """The table ``self.name`` whose entries a subscript means, as (its class, the name that they are kept under)."""
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            obj = self.lookup("self")
+            if obj is not None and obj.op == "instance" and obj.ref is not None:
+                return obj.ref, f"{node.attr}[]"
+        return None
+
+    def assign(self, target: ast.expr, value: Value) -> None:
+        match target:
+            case ast.Name():
+                self.names[target.id] = value
+            case ast.Tuple() | ast.List():
+                for index, part in enumerate(target.elts):
+                    inner = part.value if isinstance(part, ast.Starred) else part
+                    self.assign(inner, item(value, index, self.at(part)))
+            case ast.Attribute():
+                obj = self.expr(target.value)
+                if obj.op == "instance" and obj.ref is not None:
+                    old = obj.ref.attributes.get(target.attr)
+                    known = old is not None and self.scope.function not in ("__init__", "setup")
+                    if value.op == "parameter" and not value.name:
+                        value.name = target.attr
+                    obj.ref.attributes[target.attr] = either([old, value]) if known and old is not None else value
+                elif obj.op in ("external", "file"):
+                    name = self.flow.apis.canonical(f"{obj.name}.{target.attr}")
+                    self.tell(Touched(self.at(target), (), name, value, self.scope))
+            case ast.Subscript():
+                self.expr(target.value)
+                self.expr(target.slice)
+                entries = self.entries(target.value)
+                if entries is not None:
+                    cls, kept = entries
+                    cls.attributes[kept] = either([cls.attributes[kept], value]) if kept in cls.attributes else value
+            case ast.Starred():
+                self.assign(target.value, value)
+
+    def expression(self, node: ast.Expr) -> None:
+        value = self.expr(node.value)
+        # An op in place changes what the variable holds.
+        call = node.value
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and isinstance(call.func.value, ast.Name)
+            and call.func.attr.endswith("_")
+            and not call.func.attr.startswith("_")
+            and value.op not in ("unknown", "constant")
+        ):
+            self.names[call.func.value.id] = value
+
+    def def_(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        for decorator in node.decorator_list:
+            if self.depth == 0 and self.source.names is self.names:
+                self.expr(decorator)
+        function = Function(node, self.source, self.inside)
+        self.names[node.name] = Value("function", at=self.at(node), name=node.name, ref=function)
+        if self.source is self.flow.source and self.source.names is self.names:
+            self.flow.functions.append(function)
+
+    def class_(self, node: ast.ClassDef) -> None:
+        bases = tuple(self.expr(base) for base in node.bases)
+        cls = Class(node, self.source, bases)
+        self.names[node.name] = Value("class", at=self.at(node), name=node.name, ref=cls)
+        inner = Frame(self.flow, self.source, {}, self.inside, self.scope, self.depth, self.quiet)
+        for statement in node.body:
+            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                function = Function(statement, self.source, self.inside, cls)
+                if statement.name not in cls.methods or not is_property_setter(statement):
+                    cls.methods[statement.name] = function
+                inner.names[statement.name] = Value("function", name=statement.name, ref=function)
+            else:
+                inner.block([statement])
+        cls.attributes.update({name: value for name, value in inner.names.items() if value.op != "function"})
+        if self.source is self.flow.source:
+            self.flow.classes.append(cls)
+
+    def import_(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if alias.asname:
+                self.names[alias.asname] = self.flow.import_name(self.source, alias.name, 0, None)
+            else:
+                top = alias.name.partition(".")[0]
+                self.names[top] = self.flow.import_name(self.source, top, 0, None)
+
+    def import_from(self, node: ast.ImportFrom) -> None:
+        for alias in node.names:
+            if alias.name != "*":
+                value = self.flow.import_name(self.source, node.module or "", node.level, alias.name)
+                self.names[alias.asname or alias.name] = value
+
+    # -- expressions
+
+    def expr(self, node: ast.expr | None) -> Value:
+        if node is None:
+            return NOTHING
+        self.flow.budget -= 1
+        if self.flow.budget < 0:
+            raise Spent
+        handler = EXPRESSIONS.get(type(node))
+        if handler is not None:
+            return handler(self, node)  # type: ignore[no-any-return]
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                self.expr(child)
+        return NOTHING
+
+    def constant(self, node: ast.Constant) -> Value:
+        return constant(node.value, self.at(node))
+
+    @property
+    def inside(self) -> tuple[Environment, ...]:
+        """The variables around what is defined here; those of the top level are found by ``Flow.global_of``."""
+        return () if self.names is self.source.names else (self.names, *self.around)
+
+    def lookup(self, name: str) -> Value | None:
+        for variables in (self.names, *self.around):
+            if name in variables:
+                return variables[name]
+        return self.flow.global_of(self.source, name)
+
+    def name(self, node: ast.Name) -> Value:
+        value = self.lookup(node.id)
+        if value is None:
+            return Value("builtin", name=node.id)
+        if value.op == "import":
+            value = self.flow.resolve(value)
+        if value.op == "external" and value.name.startswith(AMP):
+            self.tell(Touched(self.at(node), (), value.name, None, self.scope))
+        return value
+
+    def attribute(self, node: ast.Attribute) -> Value:
+        obj = self.expr(node.value)
+        return self.attribute_of(obj, node.attr, node)
+
+    def attribute_of(self, obj: Value, name: str, node: ast.AST) -> Value:
+        match obj.op:
+            case "external":
+                full = self.flow.apis.canonical(f"{obj.name}.{name}")
+                value = Value("external", at=self.at(node), name=full)
+                if full.startswith(("torch.backends.", *AMP)):
+                    self.tell(Touched(self.at(node), (), full, None, self.scope))
+                return value
+            case "file":
+                source = self.flow.other(obj.ref)
+                found = self.flow.global_of(source, name) if source is not None else None
+                if found is not None:
+                    return self.flow.resolve(found)
+                part = file_of(obj.ref.parent / name) if obj.ref.name == "__init__.py" else None
+                return Value("file", name=f"{obj.name}.{name}", ref=part) if part else NOTHING
+            case "instance" if obj.ref is not None:
+                self.flow.prepare(obj.ref)
+                method = obj.ref.method(name)
+                if method is not None:
+                    if is_property(method.node):
+                        return self.enter_call(method, [], {}, obj, node)
+                    return Value("function", name=name, ref=method, inputs=(obj,))
+                value = obj.ref.attribute(name)
+                if value is not None:
+                    return self.flow.resolve(value)
+                return Value("unknown", (), UNKNOWN, self.at(node), name, ref=("attribute", obj))
+            case "class":
+                method = obj.ref.method(name)
+                if method is not None:
+                    return Value("function", name=name, ref=method)
+                value = obj.ref.attribute(name)
+                return value if value is not None else Value("unknown", name=name, ref=obj if name == "apply" else None)
+            case "builtin" | "constructed" | "unknown" | "module":
+                return Value("unknown", (), UNKNOWN, self.at(node), name, ref=("attribute", obj))
+        return torch_calls.attribute(self, obj, name, node)
+
+    def subscript(self, node: ast.Subscript) -> Value:
+        obj, key = self.expr(node.value), self.expr(node.slice)
+        entries = self.entries(node.value)
+        if entries is not None and entries[1] in entries[0].attributes:
+            return entries[0].attributes[entries[1]]
+        match obj.op:
+            case "tuple":
+                if (
+                    key.op == "constant"
+                    and isinstance(key.constant, int)
+                    and -len(obj.inputs) <= key.constant < len(obj.inputs)
+                ):
+                    return obj.inputs[key.constant]
+                return either(list(obj.inputs)) if obj.inputs else NOTHING
+            case "dict":
+                if key.op == "constant" and key.constant in obj.ref:
+                    return obj.ref[key.constant]  # type: ignore[no-any-return]
+                return either(list(obj.inputs)) if obj.inputs else NOTHING
+            case "constant" | "external" | "builtin" | "function" | "class" | "module" | "constructed" | "instance":
+                return NOTHING
+        return Value("index", (obj, key), obj.dtypes, self.at(node), ast_name(node))
+
+    def call(self, node: ast.Call) -> Value:
+        func = self.expr(node.func)
+        args: list[Value] = []
+        for arg in node.args:
+            value = self.expr(arg.value if isinstance(arg, ast.Starred) else arg)
+            args.append(value)
+        starred = any(isinstance(arg, ast.Starred) for arg in node.args) or any(k.arg is None for k in node.keywords)
+        options = {keyword.arg: self.expr(keyword.value) for keyword in node.keywords if keyword.arg is not None}
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                options[""] = self.expr(keyword.value)  # what it holds is not known
+        return self.apply(func, args, options, node, starred)
+
+    def apply(
+        self, func: Value, args: list[Value], options: dict[str, Value], node: ast.Call, starred: bool = False
+    ) -> Value:
+        match func.op:
+            case "function":
+                receiver = func.inputs[0] if func.inputs else None
+                return self.enter_call(func.ref, [] if starred else args, {} if starred else options, receiver, node)
+            case "class":
+                return self.construct(func.ref, node)
+            case "instance" if func.ref is not None:
+                method = func.ref.method("forward") or func.ref.method("__call__")
+                if method is not None:
+                    return self.enter_call(method, [] if starred else args, {} if starred else options, func, node)
+                return NOTHING
+            case "external":
+                return torch_calls.external(self, func.name, args, options, node)
+            case "builtin":
+                return builtin(self, func.name, args, node)
+            case "module":
+                return torch_calls.module(self, func, args, node)
+            case "attribute" | "view" | "size" | "gradient" if func.inputs:
+                return torch_calls.method(self, func.inputs[0], func.name, args, options, node)
+            case "unknown" if isinstance(func.ref, tuple):
+                return torch_calls.method(self, func.ref[1], func.name, args, options, node)
+            case "unknown" if isinstance(func.ref, Value) and func.ref.op == "class":  # Function.apply
+                forward = func.ref.ref.method("forward")
+                if forward is not None and not starred:
+                    return self.enter_call(forward, [NOTHING, *args], options, None, node)
+            case "input" | "index":
+                # A callable that was passed in: a model, most of the time.
+                return Value("layer", tuple(args), frozenset({f"~{func.name}()"}), self.at(node), func.name)
+        return NOTHING
+
+    def enter_call(
+        self, function: Function, args: list[Value], options: dict[str, Value], receiver: Value | None, node: ast.AST
+    ) -> Value:
+        if self.depth >= DEPTH:
+            return NOTHING
+        if receiver is None and function.owner is not None and not is_static(function.node):
+            receiver, args = (args[0], args[1:]) if args else (instance(function.owner), args)
+        frame = self
+        running = frame.flow.__dict__.setdefault("running", [])
+        if function.node in running:
+            return NOTHING
+        running.append(function.node)
+        try:
+            return self.flow.call(function, args, options, self.scope, self.depth + 1, receiver, self.quiet)
+        finally:
+            running.pop()
+
+    def construct(self, cls: Class, node: ast.Call) -> Value:
+        self.flow.prepare(cls)
+        return instance(cls)
+
+    def binary_(self, node: ast.BinOp) -> Value:
+        return self.binary(BINARY[type(node.op)], self.expr(node.left), self.expr(node.right), node)
+
+    def binary(
+        self, op: str, left: Value, right: Value, node: ast.AST, in_place: bool = False, state: bool = False
+    ) -> Value:
+        """``state``: what is changed in place outlives the call."""
+        a, b = left.constant, right.constant
+        if left.op == right.op == "constant" and op in FOLD and is_number(a) and is_number(b):
+            try:
+                folded = FOLD[op](a, b)
+            except (ArithmeticError, ValueError):
+                folded = None
+            if folded is not None:
+                return constant(folded, self.at(node))
+        if left.op in ("tuple", "dict") or right.op in ("tuple", "dict"):
+            return NOTHING
+        dtypes = left.dtypes if in_place else promote_values((left, right))
+        if op == "div" and not in_place:
+            dtypes = frozenset("float32" if atom in INTEGER_ATOMS else atom for atom in dtypes)
+        if op == "pow" and right.op == "constant" and right.constant == 2:
+            op = "square_pow"
+        elif op == "mul" and left is right:
+            op = "square"
+        # One over a tensor is its reciprocal.
+        family = "reciprocal" if op == "div" and left.dtypes == NUMBER else op
+        dtypes = torch_calls.under_autocast(self.scope, family, dtypes)
+        return self.made(op, (left, right), dtypes, node, "in-place state" if state else "in-place" if in_place else "")
+
+    def text(self, node: ast.JoinedStr) -> Value:
+        """An f-string: known by how it begins."""
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                self.expr(part.value)
+        first = node.values[0] if node.values else None
+        prefix = first.value if isinstance(first, ast.Constant) else ""
+        return Value("text", at=self.at(node), name=str(prefix))
+
+    def unary(self, node: ast.UnaryOp) -> Value:
+        value = self.expr(node.operand)
+        if value.op == "constant" and is_number(value.constant):
+            if isinstance(node.op, ast.USub):
+                return constant(-value.constant, self.at(node))
+            if isinstance(node.op, ast.Not):
+                return constant(not value.constant, self.at(node))
+        if isinstance(node.op, ast.Not):
+            return Value("test", (value,), BOOL, self.at(node))
+        if isinstance(node.op, ast.USub):
+            return Value("neg", (value,), value.dtypes, self.at(node))
+        return Value("invert", (value,), value.dtypes, self.at(node))
+
+    def compare(self, node: ast.Compare) -> Value:
+        values = [self.expr(node.left), *[self.expr(other) for other in node.comparators]]
+        if len(values) == 2 and all(value.op == "constant" for value in values):
+            same = values[0].constant == values[1].constant
+            if isinstance(node.ops[0], (ast.Eq, ast.Is)):
+                return constant(same)
+            if isinstance(node.ops[0], (ast.NotEq, ast.IsNot)):
+                return constant(not same)
+        return Value("test", tuple(values), BOOL, self.at(node))
+
+    def bool_op(self, node: ast.BoolOp) -> Value:
+        return either([self.expr(value) for value in node.values])
+
+    def conditional(self, node: ast.IfExp) -> Value:
+        scope = self.scope
+        if asks_version(node.test, self.expr(node.test)):
+            self.scope = dataclasses.replace(scope, guarded="version")
+        self.narrow(node.test)
+        value = either([self.expr(node.body), self.expr(node.orelse)])
+        self.scope = scope
+        return value
+
+    def sequence(self, node: ast.Tuple | ast.List | ast.Set) -> Value:
+        return Value(
+            "tuple", tuple(self.expr(e.value if isinstance(e, ast.Starred) else e) for e in node.elts), at=self.at(node)
+        )
+
+    def dict_(self, node: ast.Dict) -> Value:
+        table: dict[Any, Value] = {}
+        values: list[Value] = []
+        for key, value in zip(node.keys, node.values, strict=True):
+            found = self.expr(value)
+            values.append(found)
+            if isinstance(key, ast.Constant):
+                table[key.value] = found
+        return Value("dict", tuple(values), at=self.at(node), ref=table)
+
+    def comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
+        kept = dict(self.names)
+        for generator in node.generators:
+            over = self.expr(generator.iter)
+            self.assign(generator.target, element(over, self.at(generator.iter)))
+            for test in generator.ifs:
+                self.expr(test)
+        value = self.expr(node.value if isinstance(node, ast.DictComp) else node.elt)
+        self.names.clear()
+        self.names.update(kept)
+        return Value("many", (value,), value.dtypes, self.at(node))
+
+    def lambda_(self, node: ast.Lambda) -> Value:
+        return Value("function", name="<lambda>", ref=Function(node, self.source, self.inside))
+
+    def named(self, node: ast.NamedExpr) -> Value:
+        value = self.expr(node.value)
+        self.assign(node.target, value)
+        return value
+
+    def inner(self, node: Any) -> Value:
+        return self.expr(node.value)
+
+
+INTEGER_ATOMS = frozenset({"bool", "int64", "int32", "uint8", "int8", "int16"})
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def is_static(node: Any) -> bool:
+    return any(isinstance(d, ast.Name) and d.id in ("staticmethod",) for d in getattr(node, "decorator_list", ()))
+
+
+def is_property(node: Any) -> bool:
+    return any("property" in (ast_name(d) or "") for d in getattr(node, "decorator_list", ()))
+
+
+def is_property_setter(node: Any) -> bool:
+    return any(isinstance(d, ast.Attribute) and d.attr == "setter" for d in node.decorator_list)
+
+
+def ast_name(node: ast.AST) -> str:
+    """The last name in an expression."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Subscript):
+        return ast_name(node.value)
+    return ""
+
+
+PLAIN_TYPES = {"int": NUMBER, "float": NUMBER, "bool": BOOL, "str": UNKNOWN, "LongTensor": INT64, "FloatTensor": frozenset({"float32"}),
+               "BoolTensor": BOOL, "IntTensor": frozenset({"int32"})}  # fmt: skip
+
+
+def annotated(node: ast.expr | None) -> Dtypes | None:
+    """What an annotation says of a parameter's dtype; None where it may be any tensor."""
+    if isinstance(node, ast.BinOp):
+        node = node.left
+    if isinstance(node, ast.Subscript) and ast_name(node) == "Optional":
+        node = node.slice
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return PLAIN_TYPES.get(node.value.rpartition(".")[2])
+    # transformers writes torch.LongTensor for ids but torch.FloatTensor for any float.
+    name = ast_name(node) if node is not None else ""
+    return None if name == "FloatTensor" else PLAIN_TYPES.get(name)
+
+
+def sets(event: Event) -> bool:
+    """Whether an event sets something for the whole program: then it is told even where it happens in another file."""
+    if isinstance(event, Touched):
+        return event.value is not None
+    return isinstance(event, Called) and event.value.name == "torch.set_float32_matmul_precision"
+
+
+def asks_version(test: ast.expr, value: Value) -> bool:
+    """Whether a test asks for a version, or for what a module has."""
+    return any(
+        VERSION.search(ast_name(node)) for node in ast.walk(test) if isinstance(node, (ast.Name, ast.Attribute))
+    ) or (find(value, lambda v: bool(VERSION.search(v.name)), limit=12) is not None)
+
+
+def catches(handler: ast.expr | None) -> bool:
+    """Whether a handler of these errors catches what a torch without the name, or with it at odds, raises."""
+    if isinstance(handler, ast.Tuple):
+        return any(catches(one) for one in handler.elts)
+    return handler is None or ast_name(handler) in CAUGHT
+
+
+def either(values: list[Value]) -> Value:
+    """One of several values; those that say nothing of a tensor (None) are left out."""
+    distinct = list({id(v): v for v in values if not (v.op == "constant" and v.constant is None)}.values())
+    if len(distinct) == 1:
+        return distinct[0]
+    if not distinct:
+        return values[0] if values else NOTHING
+    if all(v.op == "constant" for v in distinct) and len({repr(v.constant) for v in distinct}) == 1:
+        return distinct[0]
+    dtypes: Dtypes = frozenset().union(*(value.dtypes for value in distinct))
+    flat = [inner for value in distinct for inner in (value.inputs if value.op == "either" else (value,))]
+    flat = list({id(v): v for v in flat}.values())[:8]
+    return Value("either", tuple(flat), dtypes, distinct[0].at, distinct[0].name)
+
+
+def join(environments: list[Environment]) -> Environment:
+    """The variables after branches of which one ran."""
+    if len(environments) == 1:
+        return environments[0]
+    merged: Environment = {}
+    for name in dict.fromkeys(name for environment in environments for name in environment):
+        values = [environment[name] for environment in environments if name in environment]
+        merged[name] = values[0] if all(value is values[0] for value in values) else either(values)
+    return merged
+
+
+def item(value: Value, index: int, at: Any) -> Value:
+    """A part of a value that is unpacked."""
+    match value.op:
+        case "tuple" if index < len(value.inputs):
+            return value.inputs[index]
+        case "topk" | "max" | "min" | "sort":
+            return value if index == 0 else Value("argmax", value.inputs, INT64, value.at)
+        case "constant" | "unknown" | "dict":
+            return NOTHING
+        case "size":
+            return Value("constant", (), NUMBER, at)
+        case "many":
+            return value.inputs[0]
+    return Value("index", (value,), value.dtypes, at, value.name)
+
+
+def element(value: Value, at: Any) -> Value:
+    """What a loop over a value gives."""
+    match value.op:
+        case "tuple":
+            return either(list(value.inputs)) if value.inputs else NOTHING
+        case "many":
+            return value.inputs[0]
+        case "enumerate":
+            return Value("tuple", (Value("count", (), NUMBER), element(value.inputs[0], at)))
+        case "zip":
+            return Value("tuple", tuple(element(part, at) for part in value.inputs))
+        case "range":
+            return Value("count", (), NUMBER)
+        case "parameters":
+            return Value("weight", (), frozenset({"~weights"}), at, value.name)
+        case "constant" | "unknown" | "external" | "builtin" | "dict":
+            return NOTHING
+        case "items":
+            return Value("tuple", (NOTHING, element(value.inputs[0], at)))
+    return Value("index", (value,), value.dtypes, at, value.name)
+
+
+def builtin(frame: Frame, name: str, args: list[Value], node: ast.Call) -> Value:
+    match name:
+        case "enumerate" | "zip":
+            return Value(name, tuple(args))
+        case "range":
+            return Value("range")
+        case "float" | "int" | "len" | "round":
+            if name == "float" and args and isinstance(args[0].constant, str):
+                try:
+                    return constant(float(args[0].constant), frame.at(node))
+                except ValueError:
+                    return NOTHING
+            if args and args[0].op == "constant" and is_number(args[0].constant):
+                return constant(float(args[0].constant) if name == "float" else int(args[0].constant), frame.at(node))
+            return Value("number", tuple(args), NUMBER, frame.at(node))
+        case "str" if args:
+            named = args[0].inputs if args[0].op == "constructed" and args[0].name == "torch.device" else args
+            return named[0] if named else NOTHING
+        case "super":
+            if frame.owner is not None and frame.owner.bases:
+                base = frame.owner.bases[0]
+                return instance(base.ref) if base.op == "class" else Value("builtin", name="super()")
+        case "sum" | "max" | "min" | "abs" if args:
+            terms = args[0].inputs if args[0].op == "tuple" else args
+            dtypes = promote_values(terms)
+            return frame.made({"sum": "running_sum", "abs": "abs"}.get(name, name), args, dtypes, node, name)
+        case "list" | "tuple" | "sorted" | "reversed" | "iter" | "next" | "map" | "filter" if args:
+            return args[-1]
+        case "hasattr":
+            return Value("test", tuple(args), BOOL, frame.at(node), name)
+        case "getattr" if len(args) >= 2 and args[1].op == "constant" and isinstance(args[1].constant, str):
+            return frame.attribute_of(args[0], args[1].constant, node)
+    return NOTHING
+
+
+Handler = Any
+STATEMENTS: dict[type[ast.stmt], Handler] = {
+    ast.Expr: Frame.expression, ast.Assign: Frame.assign_, ast.AnnAssign: Frame.ann_assign, ast.AugAssign: Frame.aug_assign,
+    ast.If: Frame.if_, ast.For: Frame.for_, ast.AsyncFor: Frame.for_, ast.While: Frame.while_, ast.With: Frame.with_,
+    ast.AsyncWith: Frame.with_, ast.Try: Frame.try_, ast.Match: Frame.match_, ast.Return: Frame.return_, ast.Raise: Frame.leave,
+    ast.Break: Frame.leave, ast.Continue: Frame.leave, ast.FunctionDef: Frame.def_, ast.AsyncFunctionDef: Frame.def_,
+    ast.ClassDef: Frame.class_, ast.Import: Frame.import_, ast.ImportFrom: Frame.import_from,
+}  # fmt: skip
+if hasattr(ast, "TryStar"):
+    STATEMENTS[ast.TryStar] = Frame.try_
+EXPRESSIONS: dict[type[ast.expr], Handler] = {
+    ast.Constant: Frame.constant, ast.Name: Frame.name, ast.Attribute: Frame.attribute, ast.Subscript: Frame.subscript,
+    ast.Call: Frame.call, ast.BinOp: Frame.binary_, ast.UnaryOp: Frame.unary, ast.Compare: Frame.compare, ast.BoolOp: Frame.bool_op,
+    ast.IfExp: Frame.conditional, ast.Tuple: Frame.sequence, ast.List: Frame.sequence, ast.Set: Frame.sequence,
+    ast.Dict: Frame.dict_, ast.ListComp: Frame.comprehension, ast.SetComp: Frame.comprehension, ast.GeneratorExp: Frame.comprehension,
+    ast.DictComp: Frame.comprehension, ast.Lambda: Frame.lambda_, ast.NamedExpr: Frame.named, ast.Await: Frame.inner,
+    ast.Starred: Frame.inner, ast.JoinedStr: Frame.text,
+}  # fmt: skip

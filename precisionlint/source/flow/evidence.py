@@ -1,0 +1,172 @@
+"""What the programs show in which a file takes part: that they train, and in which half precision. A likely finding rests on it, and names
+the place.
+
+The programs of a file are the files that lead to it by imports, and what these import. Read from bytes, line by line:
+where a line says it, that line is the evidence.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+from precisionlint.findings import Place
+from precisionlint.source.project import Project
+from precisionlint.source.root import file_of, python_files
+
+FILES = 5_000
+"""How many files of a project are looked at."""
+
+MODEL = rb"(?:\w*[Mm]odel|\w*[Nn]et|unet\w*|\w*transformer|\w*encoder\w*|\w*decoder|backbone|generator|module|self|\w*critic|policy)"
+TRAINS = re.compile(
+    rb"\.backward\(|\bTrainer\b|LightningModule|optim\.\w+\(|\.fit\(|\boptimizer\.step\(|train_step|lr_scheduler"
+)
+PATTERNS = {
+    "training": TRAINS,
+    "fp16": re.compile(
+        rb"(?<![bB])\b[Ff]loat16\b|\.half\(\)|torch\.half\b|fp16|16-mixed|16-true|\bautocast\(\s*(?:['\"]cuda['\"]\s*)?\)|GradScaler"
+    ),
+    "bf16": re.compile(rb"bfloat16|\bbf16\b"),
+    "half autocast": re.compile(
+        rb"\bautocast\((?![^)\n]*enabled\s*=\s*False)(?![^)\n]*float32)(?!['\"]cpu)|mixed_precision\s*=\s*['\"](?:fp16|bf16)"
+        rb"|bf16-mixed|16-mixed"
+    ),
+    "loss under autocast": re.compile(
+        rb"with [^\n]*autocast\((?![^\n]*['\"]cpu)(?![^\n]*enabled\s*=\s*False)[^\n]*:[ \t]*\n(?:[^\n]*\n){0,8}?[^\n]*(?:loss|criterion|targets?\b)"
+    ),
+    "half parameters": re.compile(
+        MODEL + rb"(?:\([^()\n]*\))?\.(?:half\(\)|bfloat16\(\)|to\([^)\n]*(?:float16|bfloat16|torch\.half|dtype))"
+        rb"|torch_dtype\s*=|set_default_dtype\(\s*(?:torch\.)?b?(?:float16|half)|bf16-true|16-true|\.convert_to_fp16\(\)"
+        rb"|Float16Module|FP16_?Optimizer|\bpure_(?:half|bf16|fp16)|\.half\(\)\.cuda\(\)"
+    ),
+    "half copies": re.compile(rb"\bparam_dtype\s*=(?!\s*torch\.float(?:32)?\b)"),
+}  # fmt: skip
+DTYPE_AWARE = re.compile(rb"\.dtype\b|\btype_as\(|\.float\(\)|torch\.float32\b|\bdtype\s*=\s*\w")
+"""What only code writes that meets other dtypes than fp32."""
+TEXT = re.compile(rb'"{3}(?:[^\\]|\\.)*?"{3}' + rb"|'{3}(?:[^\\]|\\.)*?'{3}", re.S)
+"""Documentation: what it speaks of, the program need not do."""
+SEEN_ONLY = frozenset({"loss under autocast"})
+"""What handling dtypes says nothing of: only a line that shows it counts."""
+TESTS = re.compile(r"(?:^|/)(?:tests?|docs?|benchmarks?)/|(?:^|/)(?:test_|conftest)|_test\.py$")
+IMPORTED = re.compile(
+    rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]*(?:\(([^)]*)\)|([^\n#;]*))|import[ \t]+([\w., \t]+))", re.M
+)
+WORD = re.compile(r"\w+")
+
+
+class Evidence:
+    """The evidence of one project; files are read when something is first asked."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self._lines: dict[Path, dict[str, int]] = {}
+        self._programs: dict[Path, list[Path]] = {}
+
+    def shows(self, what: str, near: Path, display: str) -> Place | None:
+        """Where a program of the file at ``near`` shows it (named ``display`` in its place); None if nothing does.
+
+        A file that takes part in no program that trains is a library's: what reaches it is its callers' affair, and that it handles
+        dtypes at all shows that they come with others than fp32.
+        """
+        programs = self.programs(near)
+        if what == "half":
+            return self.shows("bf16", near, display) or self.shows("fp16", near, display)
+        if what == "half weights":  # parameters that are kept in half, or half copies that FSDP makes for the forward
+            return self.shows("half parameters", near, display) or self.shows("half copies", near, display)
+        if what in SEEN_ONLY:
+            programs = [*self.all_of(near), *self.files]  # a loss may be loaded by name
+        elif not any("training" in self.lines(path) for path in programs):
+            line = 1 if what == "training" else self.lines(near).get("dtypes")
+            return Place(display, line, 1, line, 1) if line is not None else None
+        for path in programs:
+            line = self.lines(path).get(what)
+            if line is not None:
+                return Place(display if path == near else path.as_posix(), line, 1, line, 1)
+        return None
+
+    def lines(self, path: Path) -> dict[str, int]:
+        """What a file shows, and in which line first."""
+        if path not in self._lines:
+            found: dict[str, int] = {}
+            data = TEXT.sub(lambda text: b"\n" * text[0].count(b"\n"), self.project.read(path) or b"")
+            for what, pattern in {**PATTERNS, "dtypes": DTYPE_AWARE}.items():
+                line = first_line(pattern, data)
+                if line is not None:
+                    found[what] = line
+            self._lines[path] = found
+        return self._lines[path]
+
+    def programs(self, path: Path) -> list[Path]:
+        """The files that run together with one: it and those that lead to it, what it leads to, and what the others import themselves;
+        the nearest first. (All that these import in turn would be half the project, most of which never meets this file.)"""
+        if path not in self._programs:
+            leading = reached(path, self.importers)
+            beside = itertools.chain.from_iterable(self.imports.get(one, ()) for one in leading)
+            self._programs[path] = list(dict.fromkeys([*leading, *reached(path, self.imports), *beside]))
+        return self._programs[path]
+
+    def all_of(self, path: Path) -> list[Path]:
+        """The files that run together with one, with all that they import in turn."""
+        found = [reached(start, self.imports) for start in self.programs(path)]
+        return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+
+    @cached_property
+    def files(self) -> list[Path]:
+        found = itertools.islice(python_files(self.project.root), FILES)
+        return sorted(path for path in found if not TESTS.search(path.relative_to(self.project.root).as_posix()))
+
+    @cached_property
+    def imports(self) -> dict[Path, list[Path]]:
+        """File -> the project's files that it imports."""
+        return {path: list(dict.fromkeys(self.imported(path))) for path in self.files}
+
+    @cached_property
+    def importers(self) -> dict[Path, list[Path]]:
+        """File -> the project's files that import it."""
+        found: dict[Path, list[Path]] = {}
+        for path, targets in self.imports.items():
+            for target in targets:
+                found.setdefault(target, []).append(path)
+        return found
+
+    def imported(self, path: Path) -> Iterator[Path]:
+        for match in IMPORTED.finditer(self.project.read(path) or b""):
+            module, inside, plain, whole = (part.decode("ascii", "replace") if part else "" for part in match.groups())
+            if not module:
+                for name in whole.split(","):
+                    target = self.project.resolve(name.split(" as ")[0].strip(), 0, path)
+                    if target is not None:
+                        yield target
+                continue
+            name = module.lstrip(".")
+            target = self.project.resolve(name, len(module) - len(name), path)
+            if target is None:
+                continue
+            yield target
+            if target.name == "__init__.py":
+                parts = (file_of(target.parent / word) for word in WORD.findall(inside or plain))
+                yield from (part for part in parts if part is not None)
+
+
+def reached(start: Path, edges: dict[Path, list[Path]]) -> list[Path]:
+    """Everything that edges lead to from a file, the file itself first, nearest next."""
+    found = {start: None}
+    todo = [start]
+    for path in todo:
+        for target in edges.get(path, ()):
+            if target not in found:
+                found[target] = None
+                todo.append(target)
+    return todo
+
+
+def first_line(pattern: re.Pattern[bytes], data: bytes) -> int | None:
+    """The first line that a pattern matches outside a comment."""
+    for match in pattern.finditer(data):
+        start = data.rfind(b"\n", 0, match.start()) + 1
+        if b"#" not in data[start : match.start()]:
+            return data.count(b"\n", 0, match.start()) + 1
+    return None

@@ -1,0 +1,154 @@
+"""What the value flow keeps beside values: places, source files with their names, functions, and objects with their attributes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from precisionlint.findings import Place
+from precisionlint.values import BOOL, INTEGERS, WEIGHTS, Value
+
+if TYPE_CHECKING:
+    from precisionlint.source.project import Project
+    from precisionlint.subjects import File
+
+Environment = dict[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A node of a file: a place that is worked out when a finding needs it."""
+
+    file: File
+    node: Any
+
+    @property
+    def place(self) -> Place:
+        return self.file.place(self.node)
+
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+def flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a top level, and of the tests and attempts in it."""
+    for statement in body:
+        if isinstance(statement, (ast.If, ast.Try)):
+            yield from flat(statement.body)
+            for handler in getattr(statement, "handlers", ()):
+                yield from flat(handler.body)
+            yield from flat(statement.orelse)
+        else:
+            yield statement
+
+
+def made(statement: ast.stmt) -> Iterator[str]:
+    """The names that a statement makes."""
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            yield statement.name
+        case ast.Assign():
+            for target in statement.targets:
+                yield from (node.id for node in ast.walk(target) if isinstance(node, ast.Name))
+        case ast.AnnAssign(target=ast.Name(name)):
+            yield name
+        case ast.Import() | ast.ImportFrom():
+            for alias in statement.names:
+                yield alias.asname or alias.name.partition(".")[0]
+
+
+@dataclass(eq=False)
+class Source:
+    """A file of the project and the names of its top level."""
+
+    file: File
+    project: Project
+    names: Environment = field(default_factory=dict)
+
+    @cached_property
+    def makers(self) -> dict[str, list[ast.stmt]]:
+        """Name of the top level -> the statements that make it."""
+        found: dict[str, list[ast.stmt]] = {}
+        for statement in flat(self.file.syntax.body):
+            for name in made(statement):
+                found.setdefault(name, []).append(statement)
+        return found
+
+
+@dataclass(eq=False, slots=True)
+class Function:
+    """A function where it is written: its file, the variables around it, and the class that it is a method of."""
+
+    node: FunctionNode
+    source: Source
+    around: tuple[Environment, ...]
+    owner: Class | None = None
+
+    @property
+    def name(self) -> str:
+        return "<lambda>" if isinstance(self.node, ast.Lambda) else self.node.name
+
+
+@dataclass(eq=False)
+class Class:
+    """A class of the project: its methods, what it derives from, and one object that stands for all of its instances."""
+
+    node: ast.ClassDef
+    source: Source
+    bases: tuple[Value, ...]
+    attributes: Environment = field(default_factory=dict)
+    methods: dict[str, Function] = field(default_factory=dict)
+    ready: bool = False
+    settled: bool = False
+
+    def settle_buffers(self) -> None:
+        """Once ``__init__`` has run, buffers follow the dtype that the model is cast to, unless the class keeps them from it."""
+        self.settled = True
+        if self.method("_apply") is not None:
+            return
+        for name, value in self.attributes.items():
+            if value.op == "buffer" and not value.dtypes <= (INTEGERS | BOOL):
+                self.attributes[name] = Value("buffer", value.inputs, WEIGHTS, value.at, value.name)
+
+    @cached_property
+    def lineage(self) -> tuple[Class, ...]:
+        """The class and the project's classes above it, nearest first."""
+        found: list[Class] = []
+        todo: list[Class] = [self]
+        while todo and len(found) < 12:
+            current = todo.pop(0)
+            if current not in found:
+                found.append(current)
+                todo.extend(base.ref for base in current.bases if base.op == "class")
+        return tuple(found)
+
+    @cached_property
+    def outside(self) -> frozenset[str]:
+        """The canonical names of the outside classes that it derives from."""
+        return frozenset(base.name for cls in self.lineage for base in cls.bases if base.op == "external")
+
+    @property
+    def kind(self) -> str:
+        """``"module"``, ``"function"`` (an autograd.Function), ``"test"`` or ``""``."""
+        if any(name.endswith("autograd.Function") for name in self.outside):
+            return "function"
+        if any(name.rpartition(".")[2] == "TestCase" for name in self.outside) or self.node.name.startswith("Test"):
+            return "test"
+        if any(name.endswith((".Module", "Module")) or name.startswith("torch.nn.") for name in self.outside):
+            return "module"
+        return "module" if "forward" in self.methods else ""
+
+    def method(self, name: str) -> Function | None:
+        for cls in self.lineage:
+            if name in cls.methods:
+                return cls.methods[name]
+        return None
+
+    def attribute(self, name: str) -> Value | None:
+        for cls in self.lineage:
+            if name in cls.attributes:
+                return cls.attributes[name]
+        return None

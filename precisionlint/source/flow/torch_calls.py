@@ -1,0 +1,394 @@
+"""What calls of torch compute: functions, methods of tensors, modules, autocast regions."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Any
+
+from precisionlint.events import Region
+from precisionlint.source.flow import ops
+from precisionlint.values import (
+    BOOL,
+    HALF,
+    INT64,
+    INTEGERS,
+    NUMBER,
+    RANK,
+    UNKNOWN,
+    WEIGHTS,
+    WIDE,
+    Called,
+    Dtypes,
+    Scope,
+    Value,
+    constant,
+    lifted,
+    lowered,
+    promote,
+    promote_values,
+)
+
+if TYPE_CHECKING:
+    from precisionlint.source.flow.evaluate import Frame
+
+DEVICE_NAME = re.compile(r"device|rank|cuda|gpu|cpu", re.I)
+DTYPE_NAME = re.compile(r"dtype|precision|^(?:fp|float)8", re.I)
+TORCH = ("torch.", "torch.nn.functional.", "torch.special.", "torch.linalg.", "torch.Tensor.", "torch.nn.functional")
+SIZES = frozenset({"shape", "device", "ndim", "is_cuda", "size", "requires_grad", "layout", "itemsize", "nbytes"})
+MATMUL_ARGS = 2
+
+
+def external(frame: Frame, name: str, args: list[Value], options: dict[str, Value], node: ast.Call) -> Value:
+    """A call of an outside API by its canonical name."""
+    last = name.rpartition(".")[2]
+    if name in frame.flow.apis.autocast:
+        return autocast(frame, name, args, options, node)
+    if name.startswith("torch."):
+        if name.startswith("torch.nn.") and not name.startswith("torch.nn.functional.") and last[:1].isupper():
+            return made_module(frame, last, name, args, options, node)
+        if name.rpartition(".")[0] + "." in TORCH or name.rpartition(".")[0] in ("torch", "torch.nn.functional"):
+            value = compute(frame, last, args, options, node)
+            if value is not None:
+                return value
+    elif name.startswith("einops."):
+        return Value("view", tuple(args), args[0].dtypes if args else UNKNOWN, frame.at(node))
+    elif name.startswith("math."):
+        return folded_math(last, args) or Value("number", tuple(args), NUMBER, frame.at(node))
+    value = Value("constructed", tuple(args), UNKNOWN, frame.at(node), name, options=options)
+    frame.tell(Called(value.at, (), value, frame.scope))
+    return value
+
+
+def folded_math(name: str, args: list[Value]) -> Value | None:
+    import math
+
+    if (
+        args
+        and all(arg.op == "constant" and isinstance(arg.constant, (int, float)) for arg in args)
+        and name in ("sqrt", "log", "exp", "log2")
+    ):
+        try:
+            return constant(getattr(math, name)(args[0].constant))
+        except (ValueError, OverflowError):
+            return None
+    return None
+
+
+def made_module(
+    frame: Frame, last: str, name: str, args: list[Value], options: dict[str, Value], node: ast.Call
+) -> Value:
+    at = frame.at(node)
+    if last in ("Parameter", "Buffer"):
+        return Value("parameter" if last == "Parameter" else "buffer", tuple(args), WEIGHTS, at)
+    value = Value("module", tuple(args), UNKNOWN, at, last, options=options)
+    frame.tell(Called(at, (), Value("constructed", tuple(args), UNKNOWN, at, name, options=options), frame.scope))
+    return value
+
+
+def module(frame: Frame, made: Value, args: list[Value], node: ast.Call) -> Value:
+    """A call of one of torch.nn's modules."""
+    if not args:
+        return Value("layer", (), frozenset({"~layer()"}), frame.at(node), made.name)
+    family = ops.MODULES.get(made.name)
+    if family is None:
+        # Given fp32, its weights are fp32 as well: only a region makes the result half.
+        follows = frozenset({"~region" if args[0].dtypes <= WIDE else "~layer()"})
+        dtypes = under_autocast(frame.scope, "linear", follows) if made.name in ops.HALF_LAYERS else WEIGHTS
+        return Value("layer", tuple(args), dtypes, frame.at(node), made.name)
+    if family == "view":
+        return Value("view", tuple(args), args[0].dtypes, frame.at(node))
+    return frame.made(
+        family, args, under_autocast(frame.scope, family, args[0].dtypes), node, made.name, dict(made.options)
+    )
+
+
+def attribute(frame: Frame, obj: Value, name: str, node: ast.AST) -> Value:
+    """An attribute of a tensor, or of something that may hold tensors."""
+    at = frame.at(node)
+    if name == "dtype":
+        return Value("dtype_of", (obj,), UNKNOWN, at, "dtype")
+    if name in SIZES:
+        return Value("size", (obj,), NUMBER, at, name)
+    if name == "grad":
+        return Value("gradient", (obj,), WEIGHTS, at, "grad")
+    if name in ("T", "mT", "H", "mH", "data"):
+        return Value("view", (obj,), obj.dtypes, at, name)
+    if name in ("min", "max", "eps", "tiny", "smallest_normal", "resolution") and obj.op in ("finfo", "iinfo"):
+        return Value("limit", (obj,), NUMBER, at, name)
+    return Value("attribute", (obj,), obj.dtypes, at, name)
+
+
+def method(frame: Frame, obj: Value, name: str, args: list[Value], options: dict[str, Value], node: ast.Call) -> Value:
+    """A method of a value."""
+    if name in ("parameters", "named_parameters", "buffers"):
+        if name.startswith("named"):
+            return Value("many", (Value("tuple", (Value("unknown"), Value("weight", (), WEIGHTS))),))
+        return Value("parameters", (), WEIGHTS, frame.at(node), name)
+    if name in ("items", "values", "keys"):
+        if name == "keys":
+            return Value("unknown")
+        return Value("items" if name == "items" else "many", (obj,), obj.dtypes, frame.at(node))
+    if name == "register_buffer" and len(args) >= 2 and obj.op == "instance":
+        register_buffer(obj, args, frame.at(node))
+        return constant(None)
+    if name == "buffer" and obj.name == "bucket":  # of DDP's communication hooks
+        return Value("gradient", (obj,), WEIGHTS, frame.at(node), name)
+    if name == "backward":
+        return constant(None)
+    if name in ops.MODULE_ITSELF and obj.op in ("module", "instance"):
+        return obj
+    value = compute(frame, name, [obj, *args], options, node)
+    if value is not None:
+        return value
+    made = Value("constructed", (obj, *args), UNKNOWN, frame.at(node), f".{name}", options=options)
+    frame.tell(Called(made.at, (), made, frame.scope))
+    # A method of a model or a batch: what it gives follows the model, like a layer's output.
+    return Value("attribute", (obj,), obj.dtypes if obj.op != "unknown" else UNKNOWN, frame.at(node), name)
+
+
+def register_buffer(obj: Value, args: list[Value], at: Any) -> None:
+    name = args[0].constant if args[0].op == "constant" else None
+    if isinstance(name, str) and obj.ref is not None:
+        made, before = Value("buffer", (args[1],), args[1].dtypes, at, name), obj.ref.attributes.get(name)
+        if before is not None and obj.ref.settled:  # made again after the model may have been cast
+            made = Value("buffer", (args[1],), made.dtypes | before.dtypes, at, name)
+        obj.ref.attributes[name] = made
+
+
+# -- ops
+
+
+def compute(frame: Frame, name: str, inputs: list[Value], options: dict[str, Value], node: ast.Call) -> Value | None:
+    """The value of an op by its torch name, over its inputs in order; None for what is no op of torch that is known."""
+    at = frame.at(node)
+    first = inputs[0] if inputs else options.get("input")
+    if first is not None and not inputs:
+        inputs = [first]
+    own = first.dtypes if first is not None else UNKNOWN
+    if name in ops.CASTS and inputs:
+        return cast(frame, inputs[0], frozenset({ops.CASTS[name]}), node)
+    if name in ("to", "type", "type_as", "_cast_Float") and inputs:
+        return to(frame, inputs, options, node)
+    if name == "copy_" and len(inputs) > 1:
+        return Value("cast", (inputs[1],), own, at, name)
+    if name in ops.VIEW_OPS and inputs:
+        return Value("view", tuple(inputs), own, at, name)
+    if name in ops.INDEX_OPS and inputs:
+        return Value("index", tuple(inputs), own, at, name)
+    if name in ops.STACKS:
+        parts = inputs[0].inputs if inputs and inputs[0].op in ("tuple", "many") else tuple(inputs[:1])
+        return Value("stack", parts, joined(parts), at, name)
+    if name in ops.PROMOTING and inputs:
+        return promoting(frame, name, inputs, options, node)
+    if name in ops.LOSSES and inputs:
+        family = ops.RENAMED.get(name, name)
+        if family == "bce_with_logits" and len(inputs) > 1:
+            own = promote(own, inputs[1].dtypes)
+        return frame.made(
+            family, [*inputs, *options.values()], under_autocast(frame.scope, family, own), node, name, options
+        )
+    if name in ops.REDUCING and inputs:
+        dtypes = dtype_option(options, frozenset("int64" if a in INTEGERS or a == "bool" else a for a in own))
+        return frame.made(
+            ops.RENAMED.get(name, name), inputs, under_autocast(frame.scope, name, dtypes), node, name, options
+        )
+    if name in ops.SAME and inputs:
+        family = ops.RENAMED.get(name, name.rstrip("_") if name in ops.IN_PLACE else name)
+        return same_dtype(frame, family, name, inputs, options, node)
+    if name in ("square", "square_") and inputs:  # calls pow
+        return frame.made("square_pow", inputs, under_autocast(frame.scope, "square_pow", own), node, name)
+    if name in ops.TESTS and inputs:
+        return frame.made("test", inputs, BOOL, node, name)
+    if name in ops.INDICES:
+        return frame.made("argmax" if name not in ("multinomial", "one_hot") else name, inputs, INT64, node, name)
+    if name in ops.NUMBERS and inputs:
+        return Value("number", tuple(inputs), NUMBER, at, name)
+    return factory(frame, name, inputs, options, node)
+
+
+def factory(frame: Frame, name: str, inputs: list[Value], options: dict[str, Value], node: ast.Call) -> Value | None:
+    """What makes a tensor from nothing, and limits of dtypes."""
+    if name == "arange":
+        integral = all(
+            v.op in ("size", "count", "number", "range") or isinstance(v.constant, int) or v.dtypes == NUMBER
+            for v in inputs
+        )
+        default = INT64 if integral else frozenset({"float32"})
+        if any(isinstance(v.constant, float) for v in inputs):
+            default = frozenset({"float32"})
+        return frame.made("arange", inputs, dtype_option(options, default), node, name, options)
+    if name in ops.FACTORIES:
+        default = frozenset({"float32"})
+        if name in ("tensor", "as_tensor", "full"):
+            held = inputs[-1] if inputs else None
+            default = UNKNOWN if held is None or held.op not in ("constant", "number") else default
+        return frame.made(name, inputs, dtype_option(options, default), node, name, options)
+    if name in ("finfo", "iinfo"):
+        return Value(name, tuple(inputs), UNKNOWN, frame.at(node), name)
+    return None
+
+
+def same_dtype(
+    frame: Frame, family: str, name: str, inputs: list[Value], options: dict[str, Value], node: ast.Call
+) -> Value:
+    dtypes = inputs[0].dtypes
+    if family in ("round", "clamp", "masked_fill", "nan_to_num") or "dtype" not in options:
+        dtypes = under_autocast(frame.scope, family, dtypes)
+    if family == "embedding" and len(inputs) > 1:
+        dtypes = inputs[1].dtypes
+    if family in ("max", "min") and len(inputs) > 1 and inputs[1].op != "constant":
+        dtypes = promote(dtypes, inputs[1].dtypes)
+    return frame.made(family, inputs, dtype_option(options, dtypes), node, name, options)
+
+
+def promoting(frame: Frame, name: str, inputs: list[Value], options: dict[str, Value], node: ast.Call) -> Value:
+    family = ops.PROMOTING[name]
+    parts = list(inputs)
+    if name == "einsum":
+        parts = [part for part in inputs[1:] for part in (part.inputs if part.op == "tuple" else (part,))]
+    elif family == "where":
+        parts = [*inputs[1:]]
+    parts += [
+        value for key, value in options.items() if key in ("other", "exponent", "tensor2", "mat2", "target", "weight")
+    ]
+    dtypes = promote_values(parts if family != "linear" else parts[:2])
+    if name.endswith("_") and inputs:
+        dtypes = inputs[0].dtypes
+    if family == "pow" and len(parts) > 1 and parts[1].op == "constant" and parts[1].constant == 2:
+        family = "square_pow"
+    if family == "mul" and len(parts) > 1 and parts[0] is parts[1]:
+        family = "square"
+    kept = inputs if family == "where" else parts
+    told = name
+    if name.endswith("_"):
+        func = node.func
+        state = isinstance(func, ast.Attribute) and frame.is_state(func.value)
+        told = "in-place state" if state else "in-place"
+    return frame.made(
+        family,
+        kept,
+        under_autocast(frame.scope, family, dtypes),
+        node,
+        told,
+        options,
+    )
+
+
+def under_autocast(scope: Scope, family: str, dtypes: Dtypes) -> Dtypes:
+    """What autocast makes of an op's result, in a region that the function enters itself, or on CUDA in one that its caller may have
+    entered; a region whose device is not known is taken for CUDA's, which lifts more."""
+    region = scope.region
+    if scope.enabled is False:
+        return dtypes
+    if region is None or scope.enabled is None:
+        if family in ops.FP32_ON_CUDA:
+            return lifted(dtypes)
+        return lowered(dtypes) if family in ops.HALF_ON_CUDA else dtypes
+    if region.device not in ("cuda", "cpu", ""):
+        return UNKNOWN
+    if family in (ops.FP32_ON_CPU if region.device == "cpu" else ops.FP32_ON_CUDA):
+        return frozenset("float32" if atom in HALF or atom[0] in "~^?" else atom for atom in dtypes)
+    if family in (ops.HALF_ON_CPU if region.device == "cpu" else ops.HALF_ON_CUDA):
+        return frozenset({region.dtype or "~autocast"})
+    return dtypes
+
+
+def cast(frame: Frame, value: Value, dtypes: Dtypes, node: ast.Call, name: str = "") -> Value:
+    """A cast; ``name``: what the program calls the dtype, where it is not known."""
+    if value.op == "module":
+        return value
+    return frame.made("cast", (value,), dtypes, node, name)
+
+
+def to(frame: Frame, inputs: list[Value], options: dict[str, Value], node: ast.Call) -> Value:
+    """``x.to(…)``, ``x.type(…)``, ``x.type_as(y)``."""
+    value, *rest = inputs
+    for other in [*rest, *(options[key] for key in ("dtype", "other") if key in options)]:
+        dtypes = dtypes_named(other)
+        if dtypes is not None:
+            return cast(frame, value, dtypes, node, other.name)
+        if is_tensor(other):
+            return cast(frame, value, other.dtypes, node)
+    return Value("view", (value,), value.dtypes, frame.at(node), "to")
+
+
+def is_tensor(value: Value) -> bool:
+    if value.op == "either":
+        return all(is_tensor(option) for option in value.inputs)
+    if value.op in ("constant", "unknown", "external", "size", "builtin", "constructed", "number", "dtype_of"):
+        return False
+    return not (
+        value.op in ("input", "attribute") and (DEVICE_NAME.search(value.name) or DTYPE_NAME.search(value.name))
+    )
+
+
+def dtypes_named(value: Value) -> Dtypes | None:
+    """The dtypes that a value names, if it is a dtype."""
+    match value.op:
+        case "external" if value.name.startswith(("torch.", "jax.numpy.")):
+            last = value.name.rpartition(".")[2]
+            last = ops.DTYPES.get(last, last)
+            return frozenset({last}) if last in RANK or last.startswith("float8") or last in ("bfloat16",) else None
+        case "dtype_of":
+            return value.inputs[0].dtypes
+        case "constant" if isinstance(value.constant, str):
+            last = ops.DTYPES.get(value.constant.removeprefix("torch."), value.constant.removeprefix("torch."))
+            return frozenset({last}) if last in RANK else None
+        case "either":
+            named = [dtypes_named(option) for option in value.inputs]
+            return frozenset().union(*[one or UNKNOWN for one in named]) if any(named) else None
+        case "input" if value.inputs:  # an argument with a default: a caller may pass another
+            inner = dtypes_named(value.inputs[0])
+            return inner | frozenset({f"~{value.name}"}) if inner else None
+    if DTYPE_NAME.search(value.name) and value.op in ("input", "attribute", "unknown", "index"):
+        if value.op == "input" and value.dtypes == UNKNOWN:
+            return UNKNOWN
+        return frozenset({f"~{value.name}"})
+    return None
+
+
+def dtype_option(options: dict[str, Value], default: Dtypes) -> Dtypes:
+    given = options.get("dtype")
+    if given is None or (given.op == "constant" and given.constant is None):
+        return default
+    return dtypes_named(given) or UNKNOWN
+
+
+def joined(parts: tuple[Value, ...]) -> Dtypes:
+    return promote_values(parts)
+
+
+# -- regions
+
+
+def autocast(frame: Frame, name: str, args: list[Value], options: dict[str, Value], node: ast.Call) -> Value:
+    """``torch.autocast(…)`` and its relatives: a region that a ``with`` or a decorator enters."""
+    at = frame.at(node)
+    device_of_class = frame.flow.apis.autocast[name]
+    shift = 0 if device_of_class else 1
+    # A decorator is made when the file is imported, whatever the machine has.
+    made = Value(
+        "constructed", tuple(args), UNKNOWN, at, name, options=options, ref="decorator" if frame.decorating else None
+    )
+    frame.tell(Called(at, (), made, frame.scope))
+    enabled_value = made.option("enabled", 2 if shift else 0)
+    dtype_value = made.option("dtype", 1)
+    device_value = made.option("device_type", 0) if shift else None
+    device = device_of_class
+    if device_value is not None and device_value.op == "constant" and isinstance(device_value.constant, str):
+        device = device_value.constant.partition(":")[0]
+    enabled: bool | None = True
+    if enabled_value is not None:
+        enabled = (
+            enabled_value.constant
+            if enabled_value.op == "constant" and isinstance(enabled_value.constant, bool)
+            else None
+        )
+    dtype = {"cuda": "float16", "cpu": "bfloat16"}.get(device, "")
+    if dtype_value is not None:
+        named = dtypes_named(dtype_value)
+        dtype = next(iter(named)) if named and len(named) == 1 else ""
+    if dtype in ("float32", "float64") and device != "cuda":
+        enabled = False  # with a warning; CUDA's autocast takes any dtype
+    return Value("region", (), UNKNOWN, at, name, ref=(enabled, Region(device, dtype, at=at)))

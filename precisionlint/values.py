@@ -1,0 +1,293 @@
+"""The vocabulary of value flow: what a function computes, as a graph of values with the dtypes that each can have.
+
+A graph says what is made of what, along every path at once: a variable that two branches set is ``either`` of two values. Rules
+about arithmetic are patterns over it. It knows neither syntax trees nor tensors.
+
+A dtype is an atom, a string: ``"float32"``, ``"bfloat16"``, ``"int64"`` … where it is known; ``"~x"`` where it follows what ``x`` is
+(an input, the weights, a layer's output); ``"^x"`` where it follows ``x`` too but comes from an op that CUDA's autocast runs in fp32, so
+that it is half only without autocast; ``"number"`` for a Python number, which takes the dtype of what it meets; ``"?"`` where nothing is
+known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from types import MappingProxyType
+from typing import Any
+
+from precisionlint.events import Event, Region
+
+Dtypes = frozenset[str]
+"""The dtypes that a value can have."""
+
+UNKNOWN: Dtypes = frozenset({"?"})
+NUMBER: Dtypes = frozenset({"number"})
+BOOL: Dtypes = frozenset({"bool"})
+INT64: Dtypes = frozenset({"int64"})
+FLOAT32: Dtypes = frozenset({"float32"})
+
+WEIGHTS: Dtypes = frozenset({"~weights"})
+"""What follows the weights alone. What a layer makes of its input is ``"~activations"``: half under the caller's autocast too."""
+
+HALF = frozenset({"float16", "bfloat16"})
+FP8 = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
+WIDE = frozenset({"float32", "float64"})
+INTEGERS = frozenset({"int8", "uint8", "int16", "int32", "int64", "uint16", "uint32", "uint64"})
+RANK = {"bool": 0, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 3, "int32": 3, "uint64": 4, "int64": 4,
+        "float16": 6, "bfloat16": 6, "float32": 7, "float64": 8, "complex64": 9, "complex128": 10}  # fmt: skip
+
+NO_OPTIONS: Mapping[str, Value] = MappingProxyType({})
+
+
+class Value:
+    """One value: the op that made it and what from. Values are never changed, and are equal only to themselves.
+
+    ``op``: a family of ops (``"mean"``, ``"softmax"``; see ``source/flow/ops.py``), or what else it is: ``"input"``, ``"constant"``,
+    ``"parameter"``, ``"buffer"``, ``"either"``, ``"external"`` (a name of an outside API), ``"unknown"`` …
+    ``name``: what the program calls it, or for an outside API its canonical name. ``ref``: what the front end keeps with it.
+    """
+
+    __slots__ = ("at", "constant", "dtypes", "inputs", "name", "op", "options", "ref")
+
+    def __init__(
+        self,
+        op: str,
+        inputs: tuple[Value, ...] = (),
+        dtypes: Dtypes = UNKNOWN,
+        at: Any = None,
+        name: str = "",
+        constant: Any = None,
+        options: Mapping[str, Value] = NO_OPTIONS,
+        ref: Any = None,
+    ) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.dtypes = dtypes
+        self.at = at
+        self.name = name
+        self.constant = constant
+        self.options = options
+        self.ref = ref
+
+    def __repr__(self) -> str:
+        return f"<{self.op} {self.name or self.constant or ''} {'|'.join(sorted(self.dtypes))}>"
+
+    def option(self, name: str, position: int | None = None) -> Value | None:
+        """An argument by its keyword, or by its position among the inputs."""
+        if name in self.options:
+            return self.options[name]
+        if position is not None and position < len(self.inputs):
+            return self.inputs[position]
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Where an op stands. ``region``: the autocast region that the function itself enters, None where that is the caller's affair;
+    ``enabled``: False inside ``autocast(enabled=False)``, None where nothing is known. ``grad``: False under no_grad or inference_mode.
+    ``kind``: ``"forward"`` or ``"backward"`` of an autograd.Function, ``"module"`` for a method of a module, ``"test"``, or ``""``.
+    ``setup``: it runs while an object is made, before anything is cast or autocast entered.
+    ``guarded``: ``"version"`` where a test of a version or of what a module has stands before it, ``"try"`` where an error of it is caught."""
+
+    function: str = ""
+    owner: str = ""
+    kind: str = ""
+    region: Region | None = None
+    enabled: bool | None = None
+    grad: bool = True
+    setup: bool = False
+    guarded: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(Event):
+    """The end of the file's top level, or of a function that was read from its beginning with what the top level left: what stood
+    before it runs in this order, what follows at another time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed(Event):
+    """An op runs: ``value`` is what it makes."""
+
+    value: Value
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Called(Event):
+    """An outside API is called that computes nothing by itself: a constructor, a setting, a registration."""
+
+    value: Value
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Returned(Event):
+    """A function returns a value."""
+
+    value: Value
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Touched(Event):
+    """A setting of an outside API (a canonical name) is read, or set to ``value``."""
+
+    name: str
+    value: Value | None
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Shows:
+    """A fact about the whole project that a finding needs (``Hit.needs``): ``"training"``, ``"fp16"``, ``"bf16"``, ``"half"`` (either),
+    ``"half weights"`` (parameters kept in half, or FSDP's half copies of them), ``"half parameters"`` (the former alone: gradients and
+    buffers are half as well), ``"half autocast"``, ``"loss under autocast"``."""
+
+    what: str
+
+
+def constant(value: Any, at: Any = None) -> Value:
+    dtypes = NUMBER if isinstance(value, (bool, int, float)) else UNKNOWN
+    return Value("constant", (), dtypes, at, constant=value)
+
+
+def number(value: Value | None) -> float | None:
+    """The Python number that a value is, or None."""
+    if value is not None and value.op == "constant" and isinstance(value.constant, (int, float)):
+        return float(value.constant) if not isinstance(value.constant, bool) else None
+    return None
+
+
+def promote(left: Dtypes, right: Dtypes) -> Dtypes:
+    """The dtypes of an elementwise op over two values (torch's promotion; a Python number takes the other's)."""
+    if left == right or right == NUMBER:
+        return left
+    if left == NUMBER:
+        return right
+    return frozenset(_promoted(a, b) for a in left for b in right)
+
+
+def promote_values(values: Sequence[Value]) -> Dtypes:
+    """The dtypes of an elementwise op over values: as ``promote``, and a Python float makes integers fp32. (A tensor without dimensions,
+    which gives way like a number, is taken for any other.)"""
+    dtypes = reduce(promote, [value.dtypes for value in values], NUMBER) if values else UNKNOWN
+    if any(value.op == "constant" and isinstance(value.constant, float) for value in values):
+        return frozenset("float32" if atom in INTEGERS or atom == "bool" else atom for atom in dtypes)
+    return dtypes
+
+
+def _promoted(a: str, b: str) -> str:
+    if a == b or b == "number":
+        return a
+    if a == "number":
+        return b
+    if a in RANK and b in RANK:
+        if {a, b} == HALF:
+            return "float32"
+        if {a, b} == {"int8", "uint8"}:
+            return "int16"
+        if {a, b} == {"float64", "complex64"}:
+            return "complex128"
+        return max(a, b, key=lambda atom: (RANK[atom], atom))
+    for known, other in ((a, b), (b, a)):
+        if known in WIDE:
+            return known  # at least this wide, whatever the other is
+        if known in RANK and RANK[known] < 6:
+            return other  # an integer gives way to what may be a float
+    if a[0] in "~^" and b[0] in "~^":
+        lifted = a[0] == "^" or b[0] == "^"
+        return ("^" if lifted else "~") + min(a[1:], b[1:])
+    return "?"
+
+
+def known_half(dtypes: Dtypes) -> bool:
+    """Whether a value is half on some path for sure."""
+    return not HALF.isdisjoint(dtypes)
+
+
+def may_be_half(dtypes: Dtypes) -> bool:
+    """Whether every dtype that a value can have is half or follows something that may be."""
+    return bool(dtypes) and all(atom in HALF or atom[0] in "~^" for atom in dtypes)
+
+
+def shown_by(dtypes: Dtypes) -> Shows:
+    """What the project must show for a value that may be half to be so: half weights where autocast would make it fp32, half parameters
+    where it is one of them; else half precision of any kind."""
+    if "~weights" in dtypes or "^weights" in dtypes:
+        return Shows("half parameters")
+    return Shows("half weights" if any(atom[0] == "^" for atom in dtypes) else "half")
+
+
+def lifted(dtypes: Dtypes) -> Dtypes:
+    """The dtypes of a result that CUDA's autocast would make fp32, where nobody knows whether autocast is on."""
+    raised = ("float32" if atom == "~region" else atom for atom in dtypes)
+    return frozenset(f"^{atom[1:]}" if atom[0] == "~" else atom for atom in raised)
+
+
+def lowered(dtypes: Dtypes) -> Dtypes:
+    """Those of a result that autocast would make half, whatever the weights are."""
+    raised = (f"~{atom[1:]}" if atom[0] == "^" else atom for atom in dtypes)
+    return frozenset("~activations" if atom == "~weights" else atom for atom in raised)
+
+
+VIEWS = frozenset({"view", "either", "index", "stack", "attribute", "many"})
+"""Ops that show the same values again: a pattern looks through them."""
+
+
+def sources(value: Value, through: frozenset[str] = VIEWS, limit: int = 32) -> Iterator[Value]:
+    """What a value is, seen through views (and whatever else is named)."""
+    todo, seen = [value], set[int]()
+    while todo and len(seen) < limit:
+        current = todo.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        if current.op in through:
+            todo.extend(current.inputs if current.op in ("either", "stack") else current.inputs[:1])
+        else:
+            yield current
+
+
+def named(value: Value, pattern: re.Pattern[str], limit: int = 16) -> bool:
+    """Whether the program calls a value so: it, or what it is a view of."""
+    todo = [value]
+    for current in todo:
+        if current.name and current.op not in ("external", "constructed") and pattern.search(current.name):
+            return True
+        if current.op in VIEWS and len(todo) < limit:
+            todo.extend(current.inputs if current.op == "either" else current.inputs[:1])
+    return False
+
+
+def find(
+    value: Value, wanted: Callable[[Value], bool], stop: Callable[[Value], bool] = lambda _: False, limit: int = 200
+) -> Value | None:
+    """The nearest value upstream that is wanted; nothing is looked for above a value at which to stop."""
+    todo, seen = [value], {id(value)}
+    for current in todo:
+        if wanted(current):
+            return current
+        if stop(current) or len(seen) > limit:
+            continue
+        for other in current.inputs:
+            if id(other) not in seen:
+                seen.add(id(other))
+                todo.append(other)
+    return None
+
+
+def same(left: Value, right: Value) -> bool:
+    """Whether two values are one, seen through views."""
+    if left is right:
+        return True
+    mine, other = list(sources(left)), list(sources(right))
+    if len(mine) == len(other) == 1:
+        a, b = mine[0], other[0]
+        if a.op == b.op == "gradient":  # read twice
+            return same(a.inputs[0], b.inputs[0])
+        return a is b or (a.op == b.op == "constant" and a.constant == b.constant)
+    return {id(v) for v in mine} == {id(v) for v in other}
