@@ -6,6 +6,7 @@ Whatever changes the weight meanwhile is not seen by a forward inside.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +27,7 @@ from precisionlint.events import (
     covers,
     overlap,
 )
+from precisionlint.values import Called, Computed, Shows, Touched, Value, sources
 
 HALF = ("float16", "bfloat16")
 
@@ -162,3 +164,115 @@ def weights_changed_under_autocast(state: Open, event: Op) -> Iterator[Any]:
                 (changed.seen, Seen(event.at, "the old copies are used again", event.when)),
                 unless=tuple(sorted({("frozen", path[0]) for path in changed.weights}, key=str)),
             )
+
+
+MADE = re.compile(r"torch\.(?:cuda\.|cpu\.)?(?:amp\.)?(?:autocast|autocast_mode\.autocast)$")
+NO_FLOAT32 = frozenset({"cpu", "xpu", "mps", "hpu"})
+"""Devices whose autocast takes half dtypes only. CUDA's checks nothing."""
+DEPRECATED = {
+    "torch.cuda.amp.autocast": 'torch.amp.autocast("cuda", …)',
+    "torch.cpu.amp.autocast": 'torch.amp.autocast("cpu", …)',
+    "torch.cuda.amp.GradScaler": 'torch.amp.GradScaler("cuda", …)',
+    "torch.cpu.amp.GradScaler": 'torch.amp.GradScaler("cpu", …)',
+    "transformer_engine.pytorch.fp8_autocast": "transformer_engine.pytorch.autocast(…)",
+    "torch.cuda.amp.custom_fwd": 'torch.amp.custom_fwd(device_type="cuda")',
+    "torch.cuda.amp.custom_bwd": 'torch.amp.custom_bwd(device_type="cuda")',
+}
+
+
+@FAMILY.rule("autocast-float32-dtype", Called)
+def autocast_float32_dtype(state: None, event: Called) -> Iterator[Any]:
+    made = event.value
+    if not MADE.match(made.name):
+        return
+    dtype = made.option("dtype", 1)
+    if dtype is None or dtype.op != "external" or dtype.name not in ("torch.float32", "torch.float"):
+        return
+    device = made.option("device_type", 0)
+    known = made.name == "torch.cpu.amp.autocast" or (device is not None and device.constant in NO_FLOAT32)
+    if not known and made.ref == "decorator" and device is not None and device.constant == "cuda":
+        yield Hit(
+            "autocast-float32-dtype",
+            event.at,
+            'autocast("cuda", dtype=torch.float32) as a decorator is made at import: on a machine without CUDA it warns there and is off, '
+            "and on any other device half inputs stay half; write enabled=False and cast them",
+            (),
+        )
+    if not known:
+        return  # CUDA's autocast takes float32: it lifts half inputs of products
+    yield Hit(
+        "autocast-float32-dtype",
+        event.at,
+        "autocast has no float32 on this device: it warns each time and disables itself, and half inputs stay half; write enabled=False and "
+        "cast them",
+        (),
+    )
+
+
+@FAMILY.rule("autocast-device-mismatch", Called)
+def autocast_device_mismatch(state: None, event: Called) -> Iterator[Any]:
+    made = event.value
+    if made.name not in ("torch.autocast", "torch.amp.autocast"):
+        return
+    device = made.option("device_type", 0)
+    if device is None:
+        if "" not in made.options:
+            yield Hit(
+                "autocast-device-mismatch",
+                event.at,
+                f'{made.name} has no device_type: it raises TypeError where it is reached; name the device ("cuda")',
+                (),
+            )
+        return
+    for source in sources(device, frozenset({"view", "either"})):  # no further: "cuda:0".split(":")[0] is the type
+        if source.op == "constructed" and source.name == "torch.device":
+            yield Hit(
+                "autocast-device-mismatch",
+                event.at,
+                "device_type is a torch.device here: autocast takes a string and raises ValueError; pass the device's .type",
+                (Seen(source.at, "the device"),),
+            )
+            return
+        if source.op == "constant" and isinstance(source.constant, str) and ":" in source.constant:
+            yield with_index(event, source, repr(source.constant))
+            return
+        if source.op == "text" and re.match(r"(?:cuda|xpu|npu|hip):", source.name):
+            yield with_index(event, source, repr(source.name + "…"))
+            return
+
+
+def with_index(event: Called, device: Value, text: str) -> Hit:
+    return Hit(
+        "autocast-device-mismatch",
+        event.at,
+        f"device_type is a whole device, {text}: autocast takes a type; older versions of torch raise RuntimeError, 2.13 takes it but "
+        "skips the checks that it has for 'cuda'; pass torch.device(…).type",
+        (Seen(device.at, "the device"),) if device.at is not None else (),
+    )
+
+
+@FAMILY.rule("bce-under-autocast", Computed)
+def bce_under_autocast(state: None, event: Computed) -> Iterator[Any]:
+    value, scope = event.value, event.scope
+    if value.op != "bce" or not value.inputs or scope.enabled is False or scope.kind == "test" or not scope.grad:
+        return
+    certain = scope.enabled is True and scope.region is not None and scope.region.device == "cuda"
+    if not certain and (scope.enabled is True or scope.kind != "module"):
+        return
+    yield Hit(
+        "bce-under-autocast",
+        value.at,
+        "binary_cross_entropy on probabilities raises under CUDA autocast ('unsafe to autocast'): use binary_cross_entropy_with_logits, or "
+        "leave autocast around it and cast to float",
+        (),
+        confidence="certain" if certain else "likely",
+        needs=() if certain else (Shows("training"), Shows("loss under autocast")),
+    )
+
+
+@FAMILY.rule("deprecated-amp-api", Touched)
+def deprecated_amp_api(state: None, event: Touched) -> Iterator[Any]:
+    new = DEPRECATED.get(event.name)
+    if new is not None and not event.scope.guarded:
+        since = " since torch 2.4" if event.name.startswith("torch.") else ""
+        yield Hit("deprecated-amp-api", event.at, f"{event.name} is deprecated{since} and warns: {new}", ())

@@ -1,24 +1,109 @@
-"""FP8: how numbers are brought into its range."""
+"""FP8: scales that divide by zero, casts that do not saturate, gradients accumulated in 14 bits."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Family, Hit, Seen
-from precisionlint.events import Event
 from precisionlint.kernel_facts import ScaledByAmax
+from precisionlint.values import FP8, Called, Computed, Returned, Value, find, named, number, sources
+
+FAMILY = Family(Automaton("fp8", None, lambda state, event: state))
+
+LIMITS = frozenset({448.0, 57344.0, 240.0})
+"""The largest values of E4M3, E5M2 and E4M3 FNUZ."""
+LIMIT_NAME = re.compile(r"(?:fp8|f8|e4m3|e5m2|float8|quant|q|w_dtype).*max|max_?val|^fp8_max$", re.I)
+FP8_NAME = re.compile(r"f(?:p|loat)?8|e4m3|e5m2|w_dtype|quant", re.I)
+AMAX_NAME = re.compile(r"(?:^|_)amax$")
+OUTSIDE_TRAINING = re.compile(r"convert|export|infer|generat")
+GUARDS = frozenset({"clamp", "maximum", "where", "nan_to_num", "masked_fill"})
 
 
-def advance(state: None, event: Event) -> None:
-    return state
+def is_limit(value: Value) -> bool:
+    """Whether a value is the largest one of a narrow format: a constant, ``finfo(…).max``, or by its name."""
+    for source in sources(value):
+        if number(source) in LIMITS:
+            return True
+        if source.op == "limit" and source.name == "max" and source.inputs[0].op == "finfo":
+            return True
+    return named(value, LIMIT_NAME)
 
 
-FAMILY = Family(Automaton("fp8", None, advance))
+def amax_in(value: Value) -> Value | None:
+    """The largest magnitude that a value is made of, where nothing on the way keeps it from zero."""
+    for source in sources(value, frozenset({"view", "either", "cast", "attribute", "stack"})):
+        if source.op in ("amax", "max") and source.inputs and find(source.inputs[0], lambda v: v.op == "abs", limit=6):
+            return source
+        if source.op == "norm" and any(
+            number(v) == float("inf") for v in [*source.inputs[1:], *source.options.values()]
+        ):
+            return source
+    return value if named(value, AMAX_NAME) else None
 
 
-@FAMILY.rule("fp8-zero-amax", ScaledByAmax)
-def fp8_zero_amax(state: None, event: ScaledByAmax) -> Iterator[Any]:
+def raw_scale(value: Value) -> tuple[Value, Value, bool] | None:
+    """(the scale, its amax, whether amax is the divisor) where a value is a scale whose amax may be zero."""
+    for source in sources(value, frozenset({"view", "either", "cast", "attribute"})):
+        if source.op == "div" and len(source.inputs) == 2:
+            over, under = source.inputs
+            amax = amax_in(over)
+            if amax is not None and is_limit(under):
+                return source, amax, False
+            amax = amax_in(under)
+            if amax is not None and is_limit(over):
+                return source, amax, True
+        if source.op == "mul" and len(source.inputs) == 2:  # amax * (1 / limit), or a margin
+            for one, other in (source.inputs, source.inputs[::-1]):
+                if one.op == "div" and amax_in(other) is not None and is_limit(one.inputs[1]):
+                    return source, amax_in(other), False  # type: ignore[return-value]
+        if (
+            source.op in ("div", "mul")
+            and source.inputs
+            and number(source.inputs[-1]) is None
+            and source.inputs[-1].op == "pow"
+        ):
+            return raw_scale(source.inputs[0])
+        if source.op == "reciprocal" and source.inputs:
+            inner = raw_scale(source.inputs[0])
+            if inner is not None and not inner[2]:
+                return source, inner[1], True
+    return None
+
+
+def guarded(value: Value, scale: Value) -> bool:
+    """Whether something between a scale and its use keeps it from zero."""
+    return find(value, lambda v: v.op in GUARDS, lambda v: v is scale, 12) is not None and not any(
+        s is scale for s in sources(value, frozenset({"view", "either", "cast", "attribute"}))
+    )
+
+
+@FAMILY.rule("fp8-zero-amax", Computed, Returned, ScaledByAmax)
+def fp8_zero_amax(state: None, event: Computed | Returned | ScaledByAmax) -> Iterator[Any]:
+    if isinstance(event, ScaledByAmax):
+        yield from scaled_in_kernel(event)
+        return
+    value = event.value
+    if isinstance(event, Returned):
+        parts = value.inputs if value.op == "tuple" else (value,)
+        for part in parts:
+            yield from returned_scale(part, event)
+        return
+    if value.op not in ("div", "mul") or len(value.inputs) != 2:
+        return
+    found = raw_scale(value.inputs[1]) or (raw_scale(value.inputs[0]) if value.op == "mul" else None)
+    if found is None:
+        return
+    scale, amax, inverted = found
+    if value.op == "mul" and not inverted:
+        return
+    yield zero_amax(scale, amax, inverted, Seen(value.at, "the values are scaled by it"), "certain")
+
+
+def scaled_in_kernel(event: ScaledByAmax) -> Iterator[Hit]:
+    """What a Triton kernel does."""
     if event.floored:
         return
     what = "0 times an infinite scale" if event.inverse else "0 divided by a scale of 0"
@@ -31,4 +116,125 @@ def fp8_zero_amax(state: None, event: ScaledByAmax) -> Iterator[Any]:
             Seen(event.amax, "the largest magnitude, which may be 0"),
             Seen(event.at, "scaled by it, with no floor in between"),
         ),
+    )
+
+
+def returned_scale(value: Value, event: Returned) -> Iterator[Hit]:
+    """A scale that a function gives back: whoever divides by it meets zero."""
+    found = raw_scale(value)
+    if found is not None and re.search(r"scale|quant|sf\b|_sf_|factor", event.scope.function):
+        scale, amax, inverted = found
+        yield zero_amax(scale, amax, inverted, Seen(event.at, "and is returned as it is"), "likely")
+        return
+    # where(amax > 0, limit / amax, …) leaves an amax so small that the quotient is inf.
+    for chosen in sources(value, frozenset({"view", "cast"})):
+        if chosen.op == "where" and len(chosen.inputs) == 3:
+            inner = find(chosen, lambda v: v.op == "div" and raw_scale(v) is not None, limit=16)
+            found = raw_scale(inner) if inner is not None else None
+            checked = find(chosen, lambda v: v.op in ("clamp", "maximum", "minimum", "nan_to_num"), limit=24)
+            tests = find(chosen, partial(is_test_of, of=inner), limit=24)
+            if found is not None and found[2] and checked is None and tests is None:
+                scale, amax, _ = found
+                yield Hit(
+                    "fp8-zero-amax",
+                    scale.at,
+                    "the limit over amax overflows to inf for an amax below 1.3e-36, which amax > 0 lets through: values "
+                    "become inf and zeros among them NaN; give amax a floor",
+                    (Seen(amax.at, "the largest magnitude"), Seen(chosen.at, "only zero is excluded")),
+                )
+
+
+def is_test_of(value: Value, of: Value | None) -> bool:
+    """Whether a value is a test (``isinf(of)``, ``of > 0``) that looks at another one."""
+    return value.op == "test" and any(find(part, lambda v: v is of, limit=8) for part in value.inputs)
+
+
+def zero_amax(scale: Value, amax: Value, inverted: bool, use: Seen, confidence: Any) -> Hit:
+    follows = "the scale is inf, and 0 * inf is NaN" if inverted else "the scale is 0, and 0 / 0 is NaN"
+    return Hit(
+        "fp8-zero-amax",
+        scale.at,
+        f"a block of zeros has amax 0: {follows}; give amax a floor (clamp(min=1e-12)) before the division",
+        (Seen(amax.at, "the largest magnitude, no floor under it"), use),
+        confidence=confidence,
+    )
+
+
+@FAMILY.rule("fp8-cast-without-clamp", Computed)
+def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    if value.op != "cast" or not value.inputs or event.scope.kind == "test":
+        return
+    if OUTSIDE_TRAINING.search(f"{event.scope.owner} {event.scope.function}".lower()):
+        return
+    known = not FP8.isdisjoint(value.dtypes)
+    if not known and not any(FP8_NAME.search(name) for name in (*value.dtypes, value.name)):
+        return
+    scaled = next(
+        (
+            s
+            for s in sources(value.inputs[0], frozenset({"view", "either", "cast", "attribute", "round"}))
+            if s.op in ("div", "mul")
+        ),
+        None,
+    )
+    if scaled is None or len(scaled.inputs) != 2:
+        return
+    at = next((place for place in (1, 0) if is_scale(scaled.inputs[place])), None)
+    if at is None or own_amax(scaled.inputs[at], scaled.inputs[1 - at]):
+        return
+    yield Hit(
+        "fp8-cast-without-clamp",
+        value.at,
+        "scaled values are cast to FP8 with nothing to saturate them, and the scale is not that of their own amax: what lies beyond the format's "
+        "largest value becomes NaN in E4M3 (before torch 2.12) and Inf in E5M2; clamp to its limits first",
+        (Seen(scaled.at, "scaled here"),),
+        confidence="certain" if known else "likely",
+    )
+
+
+def is_scale(value: Value) -> bool:
+    if amax_in(value) is not None or raw_scale(value) is not None:
+        return True
+    return named(value, re.compile(r"scale|inv_s|amax")) or bool(
+        find(value, lambda v: v.op in ("amax", "max") and bool(v.inputs), limit=12)
+    )
+
+
+def own_amax(scale: Value, scaled: Value) -> bool:
+    """Whether a scale comes from the largest magnitude of what it scales: then no scaled value lies beyond the limit."""
+    held = upstream(scaled)
+    amax = find(scale, lambda v: v.op in ("amax", "max", "norm"), limit=24)
+    return amax is not None and find(amax, lambda v: id(v) in held, limit=40) is not None
+
+
+def upstream(value: Value, limit: int = 40) -> set[int]:
+    """The ids of what a value is made of, numbers and names aside."""
+    todo, seen = [value], {id(value)}
+    for current in todo:
+        for other in current.inputs:
+            if (
+                id(other) not in seen
+                and len(seen) < limit
+                and other.op not in ("constant", "external", "number", "size", "limit")
+            ):
+                seen.add(id(other))
+                todo.append(other)
+    return seen
+
+
+@FAMILY.rule("fp8-fast-accumulation-in-backward", Called)
+def fp8_fast_accumulation_in_backward(state: None, event: Called) -> Iterator[Any]:
+    flag = event.value.options.get("use_fast_accum")
+    if flag is None or flag.constant is not True or "scaled" not in event.value.name:
+        return
+    if event.scope.kind != "backward" and not re.search(
+        r"backward|grad_?(?:weight|input)|dgrad|wgrad", event.scope.function
+    ):
+        return
+    yield Hit(
+        "fp8-fast-accumulation-in-backward",
+        flag.at,
+        "use_fast_accum=True in the backward: Hopper then keeps partial sums of gradients in 14 bits; pass False here (the forward can bear it)",
+        (Seen(event.at, "a product of gradients"),),
     )

@@ -7,20 +7,37 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
+from precisionlint.checks.tf32_switches import CUDNN, FLAGS, GET, MATMUL, NEW, SET, Switches
 from precisionlint.events import Event, Op, Opened, Owns, Setting, Step, Weights, WeightsTake, covers
+from precisionlint.findings import Confidence
+from precisionlint.values import Called, Ended, Touched
 
 SWITCHES = ("float32_matmul_precision", "allow_tf32", "fp32_precision")
+
+AT_START = Switches()
+"""The TF32 switches as torch begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is known of the program: it runs on CUDA, which modules ran in fp32, and which weights are half."""
+    """What is known of the program: it runs on CUDA, which modules ran in fp32, and which weights are half.
+
+    ``switches``: the TF32 switches as the function at hand has them, ``top``: as the file's top level leaves them, ``left``: as each
+    function that sets a new one does, and where; ``modern``: where one was set last; ``reads``: the old getters that this function has
+    read without harm, ``earlier``: those that other functions have.
+    """
 
     cuda: bool = False
     at: Any = field(compare=False, default=None)
     ran: frozenset[Ran] = frozenset()
     half: Weights = frozenset()
     made: frozenset[Hashable] = frozenset()
+    switches: Switches = AT_START
+    top: Switches = AT_START
+    modern: Seen | None = field(compare=False, default=None)
+    left: tuple[tuple[Switches, Seen], ...] = field(compare=False, default=())
+    reads: tuple[tuple[str, Any], ...] = field(compare=False, default=())
+    earlier: tuple[tuple[str, Any], ...] = field(compare=False, default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +53,10 @@ def advance(program: Program, event: Event) -> Program:
         return replace(program, cuda=event.device == "cuda" and event.at is not None, at=event.at)
     if isinstance(event, Owns):
         return replace(program, made=program.made | {event.optimizer.id})
+    if isinstance(event, (Touched, Called)):
+        return switched(program, event)
+    if isinstance(event, Ended):
+        return at_end(program)
     if not program.cuda:
         return program
     if isinstance(event, WeightsTake) and event.dtype is not None:
@@ -74,3 +95,88 @@ def tf32_off(program: Program, event: Op | Setting | Step) -> Iterator[Any]:
                 (ran.seen, Seen(event.at, "the optimizer steps", event.when)),
                 unless=("matmul precision", ("half", ran.module)),
             )
+
+
+def switched(program: Program, event: Touched | Called) -> Program:
+    """What is known of the TF32 switches after one of them was set or read."""
+    name, value = setting(event)
+    read = getter(event)
+    if read and not event.scope.guarded:
+        return replace(program, reads=(*program.reads, (read, event.at)))
+    switches = program.switches.set(name, value)
+    if switches == program.switches:
+        return program
+    top = switches if event.scope.function == "" else program.top
+    modern = Seen(event.at, f"{name} is set to {value!r}") if name in NEW else program.modern
+    return replace(program, switches=switches, top=top, modern=modern)
+
+
+def at_end(program: Program) -> Program:
+    """What a function leaves is kept for readings in other functions, whose order the file does not tell."""
+    left = program.left
+    if program.modern is not None and program.switches != program.top:
+        left = (*left, (program.switches, program.modern))
+    return replace(program, switches=program.top, left=left, reads=(), earlier=(*program.earlier, *program.reads))
+
+
+def setting(event: Touched | Called) -> tuple[str, object]:
+    """(the switch, what it is set to); the name is empty where nothing is set."""
+    if isinstance(event, Touched):
+        return (event.name, event.value.constant) if event.value is not None else ("", None)
+    value = event.value.option("precision", 0)
+    return (SET, value.constant if value is not None else None) if event.value.name == SET else ("", None)
+
+
+def getter(event: Touched | Called) -> str:
+    """The old getter that an event is, or an empty name."""
+    if isinstance(event, Called):
+        return event.value.name if event.value.name in (GET, FLAGS) else ""
+    return event.name if event.value is None and event.name in (MATMUL, CUDNN) else ""
+
+
+@FAMILY.rule("tf32-legacy-api", Touched)
+def tf32_legacy_api(state: Program, event: Touched) -> Iterator[Any]:
+    if event.name in (MATMUL, CUDNN) and not event.scope.guarded:
+        new = event.name.replace("allow_tf32", "fp32_precision").replace("cudnn.", "cudnn.conv.")
+        also = " (and cudnn.rnn's)" if event.name == CUDNN else ""
+        yield Hit(
+            "tf32-legacy-api",
+            event.at,
+            f"{event.name} is the switch of before torch 2.9: {new}{also} takes its place, 'tf32' or 'ieee'; "
+            "change all of them at once, the two must not be mixed",
+            (),
+        )
+
+
+@FAMILY.rule("tf32-api-mixed", Touched, Called, Ended)
+def tf32_api_mixed(state: Program, event: Touched | Called | Ended) -> Iterator[Any]:
+    """An old getter is read while the new switches say something else."""
+    if isinstance(event, Ended):
+        for name, at in state.earlier:
+            value = state.switches.clash(name)
+            if value is not None and state.modern is not None and state.switches != state.top:
+                yield mixed(at, name, value, state.modern, "likely")
+        return
+    name = getter(event)
+    if not name or event.scope.guarded:
+        return
+    value = state.switches.clash(name)
+    if value is not None and state.modern is not None:
+        yield mixed(event.at, name, value, state.modern, "certain")
+        return
+    for switches, seen in state.left:
+        value = switches.clash(name)
+        if value is not None:
+            yield mixed(event.at, name, value, seen, "likely")
+            return
+
+
+def mixed(at: Any, name: str, value: str, modern: Seen, confidence: Confidence) -> Hit:
+    return Hit(
+        "tf32-api-mixed",
+        at,
+        f"{name} is read while the new switches say {value!r} and the old ones do not: torch 2.9 and later raise RuntimeError here; "
+        "read fp32_precision instead",
+        (modern,),
+        confidence=confidence,
+    )

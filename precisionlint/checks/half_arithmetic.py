@@ -1,0 +1,470 @@
+"""Arithmetic in half: what a range of 65504, or eight bits of precision, cannot carry.
+
+Each rule is a pattern over a graph of values. A dtype that is known makes a finding certain; one that follows an input makes it likely,
+and then the project itself must show half precision of the kind that reaches there (``Hit.needs``): what CUDA's autocast lifts to fp32
+(softmax, exp, log, pow, sums) is half only where the weights are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from precisionlint.checks.base import Automaton, Family, Hit, Seen
+from precisionlint.values import (
+    Computed,
+    Dtypes,
+    Scope,
+    Shows,
+    Value,
+    find,
+    known_half,
+    may_be_half,
+    named,
+    number,
+    same,
+    shown_by,
+    sources,
+)
+
+FAMILY = Family(Automaton("half-arithmetic", None, lambda state, event: state))
+
+TRAINING, HALF_SHOWN, HALF_WEIGHTS = Shows("training"), Shows("half"), Shows("half weights")
+HALF_PARAMETERS = Shows("half parameters")
+FP16, AUTOCAST = Shows("fp16"), Shows("half autocast")
+
+INFERENCE = re.compile(
+    r"generat|sampl|predict|infer|eval|valid|export|decod|visual|plot|^test|convert|quantiz|beam|warp|detect"
+)
+"""Functions whose name says that they train nothing."""
+SERVING = re.compile(r"hub_?interface|pipeline|predictor|fill_mask")
+FP16_MAX = 65504.0
+
+
+def grade(dtypes: Dtypes, scope: Scope) -> str | None:
+    """``"certain"`` or ``"likely"`` where a value is or may be half, else None. Who disables autocast around an op has thought of its dtypes:
+    there only what is known counts."""
+    if known_half(dtypes):
+        return "certain"
+    return "likely" if may_be_half(dtypes) and scope.enabled is not False else None
+
+
+def trains(scope: Scope) -> bool:
+    """Whether what stands here can be part of a training step."""
+    names = f"{scope.owner} {scope.function}".lower()
+    return (
+        scope.grad
+        and scope.kind != "test"
+        and not INFERENCE.search(scope.function.lower())
+        and not SERVING.search(names)
+    )
+
+
+def short(dtypes: Dtypes) -> str:
+    known = sorted({"float16": "fp16", "bfloat16": "bf16"}[atom] for atom in dtypes if atom in ("float16", "bfloat16"))
+    return " or ".join(known) if known else "half"
+
+
+def kept_in(how: str, dtypes: Dtypes) -> str:
+    """The dtype that something is kept in, in words: ``bf16``, or ``the dtype of 'x'``."""
+    return short(dtypes) if how == "certain" else f"the dtype of {likely_of(dtypes)}"
+
+
+def likely_of(dtypes: Dtypes) -> str:
+    """What a dtype follows, in words: ``the weights``, ``'x'``."""
+    names = sorted(atom[1:] for atom in dtypes if atom[0] in "~^")
+    if not names:
+        return short(dtypes)
+    plain = {"weights": "the weights", "activations": "what layers return", "autocast": "the region"}
+    return plain.get(names[0], f"'{names[0]}'")
+
+
+def hit(
+    rule: str, value: Value, grade_: str, message: str, needs: tuple[Shows, ...], trace: tuple[Seen, ...] = ()
+) -> Hit:
+    """A finding at a value; what is certain needs nothing but a program that trains."""
+    if grade_ == "certain":
+        return Hit(rule, value.at, message, trace, needs=tuple(need for need in needs if need is TRAINING))
+    return Hit(rule, value.at, message, trace, confidence="likely", needs=needs)
+
+
+def operand_of_square(value: Value) -> Value | None:
+    """x of ``x * x``, ``x.square()``, ``x.pow(2)``, ``x ** 2``."""
+    if value.op in ("square", "square_pow"):
+        return value.inputs[0]
+    if value.op == "mul" and len(value.inputs) == 2 and same(*value.inputs):
+        return value.inputs[0]
+    return None
+
+
+def mean_of_squares(value: Value, limit: int = 12) -> tuple[Value, Value, Value] | None:
+    """(the mean, the square, x) where a value is the mean of x squared, seen through additions, clamps, casts and views."""
+    for source in sources(value, frozenset({"view", "either", "add", "clamp", "cast", "attribute"}), limit):
+        if source.op in ("mean",) and source.inputs:
+            for inner in sources(source.inputs[0]):
+                operand = operand_of_square(inner)
+                if operand is not None:
+                    return source, inner, operand
+    return None
+
+
+# -- norms and variances
+
+
+@FAMILY.rule("norm-without-upcast", Computed)
+def norm_without_upcast(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    if value.op not in ("mul", "div") or len(value.inputs) != 2 or not trains(event.scope):
+        return
+    for x, factor in ((value.inputs[0], value.inputs[1]), (value.inputs[1], value.inputs[0])):
+        root = inverse_root(factor, value.op)
+        found = mean_of_squares(root) if root is not None else None
+        if found is None:
+            continue
+        mean, square, operand = found
+        # The variance of a hand-written layer norm is the mean of (x - mean) squared.
+        if not (same(operand, x) or find(x, lambda v, o=operand: v is o, limit=20) or same_base(operand, x)):  # type: ignore[misc]
+            continue
+        how = grade(operand.dtypes, event.scope)
+        if how is None or "float32" in mean.dtypes:
+            continue
+        needs = (TRAINING, shown_by(square.dtypes))
+        yield hit(
+            "norm-without-upcast",
+            mean,
+            how,
+            f"the mean of squares is taken in {kept_in(how, operand.dtypes)}: in "
+            "fp16 300 squared is inf, in bf16 the norm keeps 8 bits; normalise in fp32 and cast the result back",
+            needs,
+            (Seen(square.at, "squared as it comes"), Seen(value.at, "and divided by the root of their mean")),
+        )
+        return
+
+
+def inverse_root(value: Value, op: str) -> Value | None:
+    """What the root is taken of, where a factor is one over a root (or, dividing, a root)."""
+    for source in sources(value, frozenset({"view", "either", "cast", "attribute"})):
+        if source.op == "rsqrt" and op == "mul":
+            return source.inputs[0]
+        if source.op == "sqrt" and op == "div":
+            return source.inputs[0]
+        if source.op == "add" and op == "div":
+            for part in source.inputs:
+                inner = inverse_root(part, op) if part.op == "sqrt" else None
+                if inner is not None:
+                    return inner
+        if source.op == "pow" and len(source.inputs) > 1:
+            exponent = number(source.inputs[1])
+            if (exponent == -0.5 and op == "mul") or (exponent == 0.5 and op == "div"):
+                return source.inputs[0]
+        if source.op == "div" and op == "mul" and number(source.inputs[0]) == 1.0:
+            return inverse_root(source.inputs[1], "div")
+        if source.op == "reciprocal" and op == "mul":
+            return inverse_root(source.inputs[0], "div")
+    return None
+
+
+def same_base(left: Value, right: Value) -> bool:
+    """Whether both are differences from one value (``x - mean``)."""
+    a, b = next(sources(left), left), next(sources(right), right)
+    return a.op == b.op == "sub" and same(a.inputs[0], b.inputs[0])
+
+
+@FAMILY.rule("variance-by-difference", Computed)
+def variance_by_difference(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    if value.op != "sub" or len(value.inputs) != 2 or event.scope.kind == "test":
+        return
+    left, right = value.inputs
+    base = next((operand_of_square(source) for source in sources(right)), None)
+    if base is None:
+        return
+    stop = {"softmax", "matmul", "linear", "layer", "cast"}
+    squares = find(left, lambda v: v.op == "mean" and mean_of_squares(v) is not None, lambda v: v.op in stop, 40)
+    if squares is None:
+        return
+    found = mean_of_squares(squares)
+    assert found is not None
+    mean, _, operand = found
+    plain = find(
+        base,
+        lambda v: v.op == "mean" and v is not mean and bool(v.inputs) and same(v.inputs[0], operand),
+        lambda v: v.op in stop,
+        40,
+    )
+    how = grade(operand.dtypes, event.scope)
+    if plain is None or how is None:
+        return
+    yield hit(
+        "variance-by-difference",
+        mean,
+        how,
+        f"variance as E[x^2] - E[x]^2 of {likely_of(operand.dtypes)} in its own dtype: the difference of two rounded numbers (bf16 around 20: 0.0 "
+        "for 0.986); take both in fp32, or the mean of squared differences",
+        (TRAINING, shown_by(plain.dtypes)),  # a mean that was rounded spoils squares in fp32 as well
+        (Seen(plain.at, "the mean"), Seen(mean.at, "the mean of squares"), Seen(value.at, "their difference")),
+    )
+
+
+# -- softmax, exp, log
+
+
+@FAMILY.rule("softmax-in-half", Computed)
+def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    if not trains(event.scope):
+        return
+    if value.op in ("log_softmax", "logsumexp") and value.inputs:
+        how = grade(value.dtypes, event.scope)
+        # What a loss function is given may be anything; what a layer gives is half wherever half reaches it.
+        made_here = any(
+            s.op in ("linear", "matmul") or (s.op == "layer" and s.name == "Linear") for s in sources(value.inputs[0])
+        )
+        if how == "certain" or (how == "likely" and made_here and value.op == "logsumexp"):
+            lifted = value.op == "log_softmax"
+            yield hit(
+                "softmax-in-half",
+                value,
+                how,
+                f"{value.op} is stored in {kept_in(how, value.dtypes)}: bf16 is off by "
+                f"up to 0.06 at values of 10; give it fp32 ({'dtype=torch.float32' if lifted else '.float()'})",
+                (TRAINING, shown_by(value.dtypes)),
+            )
+    elif value.op in ("log", "topk", "argmax") and value.inputs:
+        soft = next((source for source in sources(value.inputs[0]) if source.op == "softmax"), None)
+        how = grade(soft.dtypes, event.scope) if soft is not None else None
+        if soft is not None and how is not None:
+            use = {
+                "log": "the log of its small values is far off",
+                "topk": "near experts tie and flip",
+                "argmax": "near values tie",
+            }[value.op]
+            yield hit(
+                "softmax-in-half",
+                soft,
+                how,
+                f"softmax in {kept_in(how, soft.dtypes)} feeds {value.op}: {use}; "
+                "take it with dtype=torch.float32 and keep the result",
+                (TRAINING, shown_by(soft.dtypes)),
+                (Seen(soft.at, "softmax"), Seen(value.at, f"{value.op} of it")),
+            )
+    elif value.op == "div" and len(value.inputs) == 2:
+        top = next((source for source in sources(value.inputs[0]) if source.op == "exp"), None)
+        if top is None:
+            return
+        total = next((s for s in sources(value.inputs[1], frozenset({"view", "either", "add"})) if s.op == "sum"), None)
+        how = grade(top.dtypes, event.scope)
+        if total is None or how is None or not any(same(s, top) for s in sources(total.inputs[0])):
+            return
+        yield hit(
+            "softmax-in-half",
+            value,
+            how,
+            f"a softmax written by hand in {kept_in(how, top.dtypes)}: exp and sum are "
+            "rounded one by one, and without the maximum fp16 overflows above 11; torch.softmax accumulates in fp32",
+            (TRAINING, shown_by(top.dtypes)),
+            (Seen(top.at, "exp"), Seen(total.at, "its sum"), Seen(value.at, "their quotient")),
+        )
+
+
+DECAY = re.compile(r"[Aa]_?log|decay|dt_bias|log_(?:a|lambda|dt|step)|lambda")
+
+
+@FAMILY.rule("exp-in-half", Computed)
+def exp_in_half(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    if value.op not in ("exp", "softplus", "exp2") or not value.inputs or not trains(event.scope):
+        return
+    source = next(iter(sources(value.inputs[0])), None)
+    if (
+        source is None
+        or source.op != "parameter"
+        or grade(value.dtypes, event.scope) != "likely"
+        or not DECAY.search(source.name)
+    ):
+        return
+    yield hit(
+        "exp-in-half",
+        value,
+        "likely",
+        f"{value.op} of a parameter in the parameter's own dtype: where the weights are half, a decay of 0.999 is 1.0 in bf16; take "
+        ".float() first",
+        (TRAINING, HALF_WEIGHTS),
+    )
+
+
+# -- positions
+
+
+def frequencies(value: Value) -> Value | None:
+    """The inverse frequencies in a value: by their formula (one over a power of positions) or by their name."""
+
+    def wanted(v: Value) -> bool:
+        if v.op in ("buffer", "parameter", "input", "attribute", "unknown") and re.search(
+            r"inv_?freq|^freqs?$", v.name
+        ):
+            return True
+        if v.op == "div" and len(v.inputs) == 2 and number(v.inputs[0]) == 1.0:
+            return any(
+                s.op in ("pow", "square_pow") and find(s, lambda a: a.op == "arange", limit=12)
+                for s in sources(v.inputs[1])
+            )
+        return v.op == "pow" and any(find(i, lambda a: a.op == "arange", limit=8) for i in v.inputs[1:])
+
+    return find(value, wanted, lambda v: v.op in ("matmul", "outer", "cos", "sin", "layer", "linear"), 24)
+
+
+POSITION = re.compile(r"^(?:t|pos|seq|position(?:s|_ids)?|ids|timesteps?|grid|coords?|seq_idx|idx)$")
+
+
+def positions(value: Value) -> bool:
+    return (
+        find(
+            value,
+            lambda v: v.op == "arange" or (v.op in ("input", "attribute", "index") and bool(POSITION.search(v.name))),
+            lambda v: v.op in ("matmul", "outer", "layer", "pow", "cos"),
+            16,
+        )
+        is not None
+    )
+
+
+@FAMILY.rule("half-rope", Computed)
+def half_rope(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    if value.op not in ("matmul", "outer", "mul") or len(value.inputs) < 2 or event.scope.kind == "test":
+        return
+    left, right = value.inputs[0], value.inputs[1]
+    for place, freq in ((left, right), (right, left)):
+        made = frequencies(freq)
+        if made is None or frequencies(place) is not None or not positions(place):
+            continue
+        how = grade(value.dtypes, event.scope)
+        if how is not None:
+            weights = "~weights" in value.dtypes
+            # Positions that come as they are, are half only where everything is.
+            made_half = value.op == "matmul" or find(
+                value, lambda v: v.op == "cast" and may_be_half(v.dtypes), limit=16
+            )
+            yield hit(
+                "half-rope",
+                value,
+                how,
+                f"rotary angles are made in {kept_in(how, value.dtypes)}: bf16 has 8 bits for "
+                "position times frequency, and the cosine is wrong by up to 2.0 within 8k positions; make them in fp32"
+                + (
+                    ", from frequencies that model.to(dtype) does not cast (.float() does not bring their bits back)"
+                    if weights
+                    else ""
+                ),
+                (TRAINING, shown_by(value.dtypes) if made_half or weights else HALF_WEIGHTS),
+                (Seen(made.at, "the frequencies"),) if made.at is not None else (),
+            )
+        elif (
+            value.op == "matmul" and "float32" in value.dtypes and event.scope.enabled is None and not event.scope.setup
+        ):
+            yield Hit(
+                "half-rope",
+                value.at,
+                "rotary angles come from a matmul of fp32 positions and frequencies, which autocast runs in half wherever a caller has it on: "
+                "positions above 256 round in bf16; disable autocast around it, or multiply elementwise",
+                (),
+                confidence="likely",
+                needs=(AUTOCAST,),
+            )
+        return
+
+
+PLACES = re.compile(
+    r"rope|rot(?:ary|ate)|pos(?:ition|_|[A-Z]|$)|embed|alibi|sinusoid|freqs?|sin_?cos|cos_?sin|\bYarn", re.I
+)
+"""Functions and classes that make positions."""
+
+
+CHANNELS = re.compile(r"dim|feat|chan|embed|hidden", re.I)
+
+
+@FAMILY.rule("half-arange", Computed)
+def half_arange(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    if value.op != "arange" or "dtype" not in value.options or event.scope.kind == "test":
+        return
+    how = grade(value.dtypes, event.scope)
+    bound = max((n for n in map(number, value.inputs) if n is not None), default=None)
+    open_ended = any(number(v) is None for v in value.inputs)
+    if how is None or (not open_ended and (bound or 0) <= 256):
+        return
+    if how == "likely" and (
+        "~weights" in value.dtypes or not PLACES.search(f"{event.scope.owner} {event.scope.function}")
+    ):
+        return  # levels, bins and the like are few; positions in the dtype of frequencies are half-rope
+    if how == "likely" and named(value.inputs[-1 if len(value.inputs) < 2 else 1], CHANNELS):
+        return  # one number a channel: exponents of frequencies, few
+    yield hit(
+        "half-arange",
+        value,
+        how,
+        f"positions made in {kept_in(how, value.dtypes)}: bf16 counts to 256 and fp16 to 2048, "
+        "then numbers repeat (2048 bf16 positions hold 641 values); make them in int64 or fp32 and cast what is computed from them",
+        (shown_by(value.dtypes),),
+    )
+
+
+# -- masks
+
+
+@FAMILY.rule("mask-constant-overflow", Computed)
+def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    if value.op == "masked_fill" and len(value.inputs) > 2:
+        filled, constant = value.inputs[0], number(value.inputs[2])
+    elif value.op == "masked_fill" and "value" in value.options and value.inputs:
+        filled, constant = value.inputs[0], number(value.options["value"])
+    else:
+        return
+    if constant is None or not FP16_MAX < abs(constant) < float("inf"):
+        return
+    known = "float16" in filled.dtypes
+    scores = find(filled, lambda v: v.op == "matmul", lambda v: v.op in ("cast", "softmax", "layer"), 24)
+    if not known and (scores is None or not may_be_half(filled.dtypes)):
+        return
+    yield Hit(
+        "mask-constant-overflow",
+        value.at,
+        f"{constant:g} does not fit fp16 (at most 65504): masked_fill raises on scores in fp16; torch.finfo(scores.dtype).min or -inf fits any dtype",
+        (Seen(scores.at, "the scores, in half wherever fp16 autocast or fp16 weights reach"),)
+        if scores is not None
+        else (),
+        confidence="certain" if known else "likely",
+        needs=() if known else (FP16,),
+    )
+
+
+# -- gradients
+
+
+@FAMILY.rule("half-gradient-norm", Computed)
+def half_gradient_norm(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    if event.scope.kind == "test" or not value.inputs or value.op not in ("norm", "sum"):
+        return
+    if "dtype" in value.options:
+        return
+    inner: Value | None = value.inputs[0]
+    if value.op == "sum":
+        inner = next((operand for s in sources(value.inputs[0]) if (operand := operand_of_square(s)) is not None), None)
+    if inner is None:
+        return
+    gradient = next((s for s in sources(inner) if s.op == "gradient"), None)
+    how = grade(value.dtypes, event.scope)
+    if gradient is None or how is None:
+        return
+    yield hit(
+        "half-gradient-norm",
+        value,
+        how,
+        "the norm of gradients is kept in their own dtype: with half weights fp16 is inf above 65504 and bf16 has steps of 1/256, and the clip that "
+        "follows takes it as it is; give it dtype=torch.float32",
+        (TRAINING, HALF_PARAMETERS),
+    )
