@@ -170,6 +170,27 @@ def test_an_exception_passes_through_and_the_report_up_to_it_stands():
     assert any(op.op == "addmm" for op in audit.report.ops)
 
 
+class Odd(torch.Tensor):
+    """A tensor of the user's own whose storage nobody may see."""
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        raise ZeroDivisionError("the tensor's own")
+
+
+def test_what_goes_wrong_in_the_audit_itself_is_noted_and_training_goes_on():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [each.detach().clone() for each in model.parameters()]
+    with precisionlint.audit(model, optimizer) as audit:
+        torch.ones(3).as_subclass(Odd).to(torch.bfloat16)
+        model(batch()[0]).sum().backward()
+        optimizer.step()
+    assert any(bool((a != b).any()) for a, b in zip(before, model.parameters(), strict=True))
+    (note,) = audit.report.notes
+    assert note.startswith("internal error, please report it: aten._to_copy.default was not measured in full")
+    assert note.endswith("ZeroDivisionError: the tensor's own")
+
+
 def test_a_patch_that_someone_laid_over_ours_stays():
     model = net()
     original = nn.Module.zero_grad

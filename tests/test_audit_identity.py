@@ -83,8 +83,9 @@ def train(optimizer_name: str, dtype: torch.dtype | None, weights: torch.dtype, 
 
     step()
     if audited:
-        with precisionlint.audit(model, optimizer, scaler):
+        with precisionlint.audit(model, optimizer, scaler) as audit:
             step()
+        assert not any("internal error" in note for note in audit.report.notes), audit.report.notes
     else:
         step()
     return {

@@ -95,6 +95,7 @@ class Audit:
         self._averages, self._underflow = Averages(self._position), Underflow()
         self._sums = Sums(self._position)
         self._epsilons: dict[int, Epsilon] = {}
+        self._failures: dict[str, None] = {}
         self._unseen = Unseen()
         self._recorder.fresh, self._recorder.on_fresh = self._unseen.fresh, self._unseen.ran
         self._activations = Activations(self.registry, self._recorder.module_of)
@@ -108,7 +109,7 @@ class Audit:
         self._report: AuditReport | None = None
 
     def _watcher(self, func: Any) -> Watcher | None:
-        """Who is told of an op's calls: one watcher, or several in turn."""
+        """Who is told of an op's calls, in turn. What goes wrong in one of them is noted and is not the program's."""
         watching = (
             self._casts,
             self._flow,
@@ -123,12 +124,15 @@ class Audit:
         if self._values is not None:
             found.append(self._values.watch(func))
         watchers = [each for each in found if each is not None]
-        if len(watchers) < 2:
-            return watchers[0] if watchers else None
+        if not watchers:
+            return None
 
         def all_of_them(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
             for each in watchers:
-                each(func, args, kwargs, out, call)
+                try:
+                    each(func, args, kwargs, out, call)
+                except Exception as error:
+                    self._failed(f"{func} was not measured in full", error)
 
         return all_of_them
 
@@ -144,12 +148,24 @@ class Audit:
         self._flow.forget_copies()
         self._casts.new_region()
 
-    def _before_backward(self, outputs: Iterable[Any]) -> None:
+    def _failed(self, what: str, error: Exception) -> None:
+        """Notes that the audit itself went wrong; the training goes on."""
+        self._failures.setdefault(f"internal error, please report it: {what}: {type(error).__name__}: {error}")
+
+    @contextmanager
+    def _measuring(self, what: str) -> Iterator[None]:
         with self._unrecorded():
+            try:
+                yield
+            except Exception as error:
+                self._failed(f"{what} not measured in full", error)
+
+    def _before_backward(self, outputs: Iterable[Any]) -> None:
+        with self._measuring("what is saved for the backward was"):
             self._activations.before_backward(outputs)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, takes_closure: bool) -> None:
-        with self._unrecorded():
+        with self._measuring("a step was"):
             self._storage.before_step(optimizer)
             self._ranges.before_step(optimizer)
             self._updates.before_step(optimizer, takes_closure)
@@ -158,7 +174,7 @@ class Audit:
         self._sums.stepped()
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        with self._unrecorded():
+        with self._measuring("a step was"):
             self._updates.after_step(optimizer)
             epsilon = of_adam(optimizer)
             if epsilon is not None:
@@ -241,6 +257,7 @@ class Audit:
             complete=self.complete,
             error="" if error is None else f"{type(error).__name__}: {error}",
         )
+        report = replace(report, notes=(*report.notes, *self._failures))
         if self._ranks is not None:
             report = self._ranks.exchange(report, self._place)
         try:
