@@ -141,6 +141,11 @@ def test_output_is_the_same_for_every_hash_seed_and_order_of_arguments() -> None
     assert len({run(*some, "--verbose", PYTHONHASHSEED=seed).stdout for seed in "01"}) == 1
 
 
+def test_a_program_with_more_choices_than_paths_is_read_to_its_end() -> None:
+    report = checked(FIXTURES / "broken" / "many_choices.py")
+    assert not [place for place in report.coverage.gave_up if "to the end" in place.what]
+
+
 def test_neither_torch_nor_libcst_is_imported() -> None:
     code = (
         "import sys; from precisionlint import check; from precisionlint import catalogue\n"

@@ -350,6 +350,14 @@ def instantiate(it: Interpreter, cls: Class, args: Args, instr: p.Call, state: S
         and not init.module.builds_precision(init.function)
     ):
         return [(state, obj)]  # layers and their sizes: parts of the model, whatever they are
+    if isinstance(init, Func) and not init.module.trains(init.function):
+        if it.external_name(state, cls).startswith("torch.utils.data."):
+            return [(state, obj)]  # what reads data holds no weights
+        like = it.parts.get(cls)
+        if like is not None and any(it.kind(state, pin) == "module" for pin in state.pins):
+            state.allocate(obj, like)  # one more block of a model: built as the first one was
+            return [(state, obj)]
+    events = it.events
     if isinstance(init, Func):
         bound = Func(init.function, init.module, init.frame, obj, init.owner)
         outer = state.pins
@@ -357,6 +365,8 @@ def instantiate(it: Interpreter, cls: Class, args: Args, instr: p.Call, state: S
         results = call_function(it, bound, args, instr, state)
         for one, _ in results:
             one.pins = outer
+        if it.events == events and results and it.external_base(state, cls) == "module":
+            it.parts.setdefault(cls, results[0][0].heap.get(obj, {}).copy())
         return [(one, obj) for one, _ in results]
     bind_fields(it, cls, obj, args, state)
     return [(state, obj)]

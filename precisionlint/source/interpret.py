@@ -116,6 +116,7 @@ class Interpreter:
         self.weight_roots: set[Value] = set()
         self.default_values: dict[p.Function, dict[str, Value]] = {}
         self.parents: dict[Value, tuple[Value, Any]] = {}
+        self.parts: dict[Class, dict[Any, Value]] = {}
 
     def begin(self) -> None:
         """Before each root: its own budget."""
@@ -363,6 +364,10 @@ class Interpreter:
                 if kind:
                     return kind
         return ""
+
+    def external_name(self, state: State, cls: Class) -> str:
+        """The name of the first outside base of a class."""
+        return next((base.name for base in self.mro(state, cls) if isinstance(base, External)), "")
 
     def kind(self, state: State, obj: Value) -> str:
         """What an object is, as far as precision goes."""

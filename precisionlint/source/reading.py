@@ -75,6 +75,7 @@ class Reader:
         it.begin()
         states: list[State] = []
         entered, told, depths = frozenset(it.entered), dict(gave_up), it.open()
+        narrowly: dict[tuple[Any, Any], str] = {}
         wider = NARROW
         while wider:
             first, it.width, it.thinned, width = it.steps, wider, False, wider
@@ -83,6 +84,7 @@ class Reader:
                 states = run()
             except BudgetError:
                 it.close(depths)
+                gave_up.update(narrowly)
                 if width == NARROW:
                     gave_up.setdefault((self.module, node), "too many paths to follow to the end")
                 break
@@ -96,6 +98,7 @@ class Reader:
             wider = min(WIDEST, width * (it.limit - it.steps) // (it.steps - first + 1))
             if not it.thinned or wider <= width:
                 break
+            narrowly = dict(gave_up)
             gave_up.clear()
             gave_up.update(told)
         return states

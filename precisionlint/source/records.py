@@ -15,7 +15,7 @@ NARROW, WIDEST = 2, 32
 for. Those beyond are thinned out, and that is counted and said."""
 
 
-BUDGET = 16_000
+BUDGET = 12_000
 """How many instructions one program may take, all widths together, before reading of it is given up."""
 
 

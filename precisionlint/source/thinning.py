@@ -9,7 +9,7 @@ from typing import Any
 from precisionlint.source.blur import is_asked, is_kept
 from precisionlint.source.state import State
 
-TRAITS = 14
+TRAITS = 4
 """How many differences between the paths are looked at, two by two."""
 
 
@@ -41,7 +41,7 @@ def thin(
 
 
 def differences(states: list[State], kept: Set[str]) -> list[tuple[Any, ...]]:
-    """For each state what tells it from others: the states of its checks, its regions, decisions, and variables in scope. Values stand
+    """For each state what tells it from others: the states of its checks, its regions, variables in scope, and decisions. Values stand
     there as numbers: the same for equal ones."""
     traits: list[list[Any]] = [[] for _ in states]
 
@@ -53,11 +53,11 @@ def differences(states: list[State], kept: Set[str]) -> list[tuple[Any, ...]]:
 
     tell([state.verdict for state in states])
     tell([state.regions for state in states])
-    for sym in dict.fromkeys(sym for state in states for sym in state.facts):
-        if is_asked(sym.text, kept):
-            tell([state.facts.get(sym) for state in states])
     scopes = [state.frames.get(state.frame, {}) for state in states]
     for slot in dict.fromkeys(slot for scope in scopes for slot in scope):
         if isinstance(slot, str) and (slot in kept or is_kept(slot)):
             tell([scope.get(slot) for scope in scopes])
+    for sym in dict.fromkeys(sym for state in states for sym in state.facts):
+        if is_asked(sym.text, kept):
+            tell([state.facts.get(sym) for state in states])
     return [tuple(mine) for mine in traits]
