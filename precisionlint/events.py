@@ -112,7 +112,7 @@ class Sharded(Event):
 @dataclass(frozen=True, slots=True)
 class Owns(Event):
     """An optimizer is made over weights. ``cls`` is its full name, ``lr`` its learning rate, ``masters`` whether it
-    keeps fp32 copies (``None``: unknown)."""
+    keeps fp32 copies (``None``: unknown); ``copies_of``: the weights of which its own are fp32 copies, kept by hand."""
 
     optimizer: Named
     weights: Weights | None
@@ -120,6 +120,7 @@ class Owns(Event):
     lr: float | None
     masters: bool | None
     settings: tuple[tuple[str, Any], ...] = ()
+    copies_of: Weights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +142,11 @@ class Copied(Event):
 @dataclass(frozen=True, slots=True)
 class Written(Event):
     """Weights (None: tensors that belong to no model) are written by something other than an optimizer: ``"average"`` blends other ones
-    into them, ``"copy"`` replaces them. ``dtype`` and ``decay`` where they are known."""
+    into them, ``"copy"`` replaces them, ``"maybe"``: by something unread that was given them. ``dtype`` and ``decay`` where they are
+    known."""
 
     weights: Weights | None
-    how: Literal["average", "copy"]
+    how: Literal["average", "copy", "maybe"]
     api: str
     dtype: str | None = None
     decay: float | None = None

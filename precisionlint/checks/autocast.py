@@ -69,7 +69,7 @@ def advance(state: Open, event: Event) -> Open:
             assert isinstance(path, tuple)
             weights: Weights = frozenset({path})
             return state if covers(state.bare, weights) else replace(state, used=state.used | weights)
-        case Step() | Written() if state.used:
+        case Step() | Written(how="average" | "copy") if state.used:
             changed = changed_by(state, event)
             return state if changed is None else replace(state, changed=state.changed | {changed})
         case Owns() if event.weights is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from precisionlint.checks.base import Automaton, Family, Hit, Seen
+from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
 from precisionlint.events import (
     Adopted,
     Checkpoint,
@@ -70,6 +70,15 @@ class Owned:
 
 
 @dataclass(frozen=True, slots=True)
+class Masters:
+    """fp32 copies, kept by hand, under an optimizer, and the weights of which they are copies."""
+
+    optimizer: Named
+    weights: Weights
+    seen: Seen = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Storage:
     """Where weights live. ``copies``: models that are copies of others; ``default``: the half dtype that new tensors take, while they
     do."""
@@ -78,6 +87,7 @@ class Storage:
     copies: Weights = frozenset()
     frozen: Weights = frozenset()
     owned: frozenset[Owned] = frozenset()
+    masters: frozenset[Masters] = frozenset()
     default: str = ""
     default_set: Seen | None = field(compare=False, default=None)
 
@@ -111,6 +121,9 @@ def advance(storage: Storage, event: Event) -> Storage:
                 return replace(storage, default="", default_set=None)
             seen = Seen(event.at, f"new tensors are {HALF[dtype]} from here on", event.when)
             return replace(storage, default=dtype, default_set=seen)
+        case Owns(copies_of=weights) if weights is not None:
+            here = Seen(event.at, f"{event.cls.rpartition('.')[2]} takes fp32 copies of them", event.when)
+            return replace(storage, masters=storage.masters | {Masters(event.optimizer, weights, here)})
         case Owns(masters=False):
             if event.weights is None:
                 return storage
@@ -291,6 +304,27 @@ def half_ema(storage: Storage, event: Written) -> Iterator[Hit]:
             "average stands still; keep it in fp32 and cast a copy for export",
             (*where, Seen(event.at, "averaged here", event.when)),
         )
+
+
+@FAMILY.rule("masters-not-copied-back", Step, Written)
+def masters_not_copied_back(storage: Storage, event: Step | Written) -> Iterator[Any]:
+    if isinstance(event, Written):
+        for path in event.weights or ():
+            yield Evidence(("written", path[0]))
+        return
+    for masters in storage.masters:
+        if masters.optimizer != event.optimizer:
+            continue
+        for took in halves(storage, masters.weights):
+            name = HALF[took.dtype]
+            yield Hit(
+                "masters-not-copied-back",
+                event.at,
+                f"'{event.optimizer.name}' steps fp32 copies, and nothing in the program copies them back into the {name} weights that the "
+                "forward uses: the model never changes; copy each master into its weight after the step",
+                (took.seen, masters.seen, Seen(event.at, "the copies are stepped", event.when)),
+                unless=tuple(sorted({("written", path[0]) for path in masters.weights}, key=str)),
+            )
 
 
 @FAMILY.rule("masters-lost-in-checkpoint", Checkpoint)

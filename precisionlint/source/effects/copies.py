@@ -12,9 +12,9 @@ from precisionlint.events import Copied, Weights, Written
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import Outcome, argument, is_model, one, receiver_text, result, when
 from precisionlint.source.effects.unread import call_unknown
-from precisionlint.source.evaluate import dtype_of, evaluate, model_weights, weight_path
+from precisionlint.source.evaluate import dtype_of, evaluate, is_container, model_weights, weight_path
 from precisionlint.source.state import State
-from precisionlint.source.values import Class, Const, External, Method, Obj, Sym, Tensors, Value
+from precisionlint.source.values import Class, Const, External, Many, Method, Obj, Sym, Tensors, Value
 
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
@@ -78,7 +78,7 @@ def write_parameters(
     api = f"{receiver_text(instr)}.{name}"
     if name == "lerp_" or (name == "mul_" and keeps(value)):
         tell_written(it, state, instr.at, tensors.weights, "average", api, value if name == "mul_" else None)
-    elif name == "copy_":
+    elif name in ("copy_", "set_"):
         written_with(it, state, instr.at, tensors.weights, value, api)
 
 
@@ -151,6 +151,37 @@ def same(left: p.Expr, right: p.Expr) -> bool:
         case p.Const(), p.Const():
             return bool(left.value == right.value)
     return False
+
+
+def copied_from(it: Interpreter, state: State, value: Value) -> Weights | None:
+    """The weights of which these parameters are fp32 copies that the program made itself; None where they are not, or not all."""
+    found: Weights = frozenset()
+    items = [value.element] if isinstance(value, Many) else list(state.heap.get(value, {}).values())
+    if isinstance(value, Obj) and not is_container(value):
+        return None
+    for item in items:
+        source, dtype = copy_and_dtype(state, item)
+        if source is None or dtype != "float32":
+            return None
+        found |= source
+    return found or None
+
+
+def copy_and_dtype(state: State, value: Value) -> tuple[Weights | None, str | None]:
+    """The weights that a tensor is a copy of, and the dtype of the copy, as far as they are known."""
+    cast = value.key[2] if isinstance(value, Sym) and value.key[0] == "cast" else None
+    base = value.key[1] if isinstance(value, Sym) and cast is not None else value
+    own = state.heap.get(base, {}) if isinstance(base, Sym) else {}
+    source = own.get("copy of")
+    return source.weights if isinstance(source, Tensors) else None, cast or dtype_of(own.get("dtype"))
+
+
+def make_parameter(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """``nn.Parameter(copy)``: the same tensor under another class."""
+    data = argument(args, 0, "data")
+    if data is not None and copy_and_dtype(state, data)[0] is not None:
+        return one(state, data)
+    return call_unknown(it, state, instr, callee, args)
 
 
 def half_of(it: Interpreter, state: State, value: Value) -> str | None:

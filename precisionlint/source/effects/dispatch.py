@@ -26,6 +26,7 @@ from precisionlint.source.effects.copies import (
     is_average,
     load_state_dict,
     make_average,
+    make_parameter,
 )
 from precisionlint.source.effects.engines import METHODS as ENGINES
 from precisionlint.source.effects.engines import engine_of, make_engine
@@ -188,6 +189,7 @@ EXTERNAL: dict[str, Callable[..., Outcome]] = {
     "builtins.sum": builtin_sum,
     "functools.partial": partial,
     "copy.deepcopy": deep_copy,
+    "torch.nn.Parameter": make_parameter,
     "contextlib.nullcontext": nullcontext,
     "itertools.chain": chain,
     "torch.save": save,

@@ -16,6 +16,7 @@ from precisionlint.source.effects.common import (
     receiver_text,
     when,
 )
+from precisionlint.source.effects.copies import copied_from
 from precisionlint.source.effects.engines import engine_of, stepping
 from precisionlint.source.effects.scaling import make_scaler
 from precisionlint.source.effects.trainers import equip
@@ -57,6 +58,7 @@ def make_optimizer(it: Interpreter, state: State, instr: p.Call, cls: str, args:
             lr,
             masters,
             settings,
+            copied_from(it, state, params) if weights is None else None,
         ),
     )
     return one(state, obj)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from precisionlint.events import Grads, Lost, Named, Weights
+from precisionlint.events import Grads, Lost, Named, Weights, Written
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import MODEL_NAME, Outcome, argument, is_scaler, last_name, result, when
 from precisionlint.source.evaluate import model_weights, name_of, weights_of
@@ -62,11 +62,29 @@ def call_unknown(
                 if is_scaler(it, state, reached):
                     it.emit(state, Lost(it.where(state, instr.at), (), reached))
     handed_gradients(it, state, instr, name, args)
+    handed_weights(it, state, instr, name, values)
     states = [state]
     for value in values:
         if isinstance(value, (Func, Partial)):
             states = [after for before in states for after in it.call_back(instr, before, value)]
     return [(after, result(it, after, instr, callee, args, receiver)) for after in states]
+
+
+READS_WEIGHTS = re.compile(r"clip|norm|numel|count|print|log|len|zero_grad|save|watch|compile", re.I)
+
+
+def handed_weights(it: Interpreter, state: State, instr: p.Call, name: str, values: list[Value]) -> None:
+    """An unread function that gets parameters, or a model, may write them."""
+    if READS_WEIGHTS.search(name):
+        return
+    for value in values:
+        weights: Weights | None = None
+        if isinstance(value, Tensors) and value.kind in ("params", "param", "named"):
+            weights = value.weights
+        elif isinstance(value, Obj) and it.kind(state, value) == "module":
+            weights = model_weights(it, value)
+        if weights is not None:
+            it.emit(state, Written(it.where(state, instr.at), (), weights, "maybe", name))
 
 
 def handed_gradients(it: Interpreter, state: State, instr: p.Call, name: str, args: Args) -> None:
