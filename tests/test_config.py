@@ -1,5 +1,6 @@
 """Settings: where they are found, what overrides them, what each does to a run, and clear words for those that are wrong."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -260,3 +261,14 @@ def test_the_audits_policy_may_stand_in_either_file():
     pyproject('[tool.precisionlint.policy]\nsoftmax = { input = "float16" }\n')
     (override,) = policy.of_project(Path.cwd()).overrides
     assert override.requires == {"input": "float16"}
+
+
+def test_the_settings_of_the_readme_can_be_used():
+    readme = (Path(precisionlint.__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    shown_there = re.findall(r"^```toml\n(\[tool\.precisionlint.+?)^```$", readme, re.MULTILINE | re.DOTALL)
+    assert len(shown_there) == 2
+    for text in shown_there:
+        write("pyproject.toml", text)
+        settings = read(Path("pyproject.toml"))
+        assert settings is not None
+        policy.of_project(Path.cwd())
