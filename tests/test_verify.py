@@ -15,6 +15,7 @@ from precisionlint.kernels import contracts
 from precisionlint.kernels.contracts import ContractError
 from precisionlint.kernels.launchers import LauncherError, load
 from precisionlint.kernels.outcome import Compiled, Evidence, Multiplication, Outcome, Tried, Verification, Violation
+from precisionlint.kernels.planted import planted
 from precisionlint.report import verified
 from precisionlint.verify import prove, verify
 
@@ -379,6 +380,10 @@ SAMPLE = [
     "mx: quotient rounded to bf16 first",
     "mx: a block a program",
     "mx product: code 255 as infinity",
+    "gemm: persistent",
+    "gemm: tensor descriptors",
+    "1x128: powers of two by bits",
+    "1x128: powers of two by a logarithm",
     "nvfp4: half rounded up",
     "nvfp4: signs after the transform",
     "nvfp4: inverse of its own",
@@ -387,6 +392,34 @@ SAMPLE = [
     "128x128: as it should be",
     "128x128: inverse of its own",
 ]
+
+
+PUBLIC = {
+    "ao#4713",
+    "FBGEMM#6159",
+    "vllm#49596",
+    "ao#4634",
+    "vllm#53390",
+    "vllm#49092",
+    "sglang#29956",
+    "TransformerEngine#3262",
+    "DeepGEMM#37",
+}
+"""Bugs reported in public that are rebuilt in miniature."""
+
+
+def test_the_planted_faults_are_many_and_hold_the_public_ones_and_so_are_the_correct_styles() -> None:
+    faults = [kernel for kernel in planted() if kernel.fault]
+    styles = [kernel.name for kernel in planted() if not kernel.fault]
+    assert len(faults) >= 62
+    assert {found for kernel in faults for found in re.findall(r"\w+#\d+", kernel.fault)} == PUBLIC
+    assert {kernel.contract for kernel in faults} == set(contracts.CONTRACTS)
+    assert len(styles) >= 10
+    said = " ".join(styles)
+    for style in ("reciprocal", "by bits", "tiles of 64", "split K", "persistent", "tensor descriptors"):
+        assert style in said
+    names = [kernel.name for kernel in planted()]
+    assert len(set(names)) == len(names)
 
 
 def test_a_sample_of_planted_faults_is_caught_and_correct_styles_are_not() -> None:
