@@ -220,7 +220,8 @@ def deepspeed_precision_config(state: Trained, recipe: Recipe) -> Iterator[Hit]:
         yield Hit(
             rule,
             scale.at,
-            f"a static loss scale of {number:g} scales nothing: fp16 gradients below 3e-8 become 0; 0 lets DeepSpeed find the scale",
+            f"'{scale.name}': a loss scale of {number:g} scales nothing up: fp16 gradients below 3e-8 become 0; loss_scale 0 with the default "
+            "initial_scale_power of 16 finds the scale",
             (Seen(fp16.at, "fp16 is on"),),
         )
 

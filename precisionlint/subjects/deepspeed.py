@@ -25,6 +25,8 @@ MARKS = frozenset(
 )
 """Keys of which a DeepSpeed configuration has at least one beside its precision blocks."""
 
+QUICK = 100
+"""Good steps a doubling within which a dynamic scale that begins too low is soon where it should be."""
 SCALE_KEYS = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
 
 
@@ -44,7 +46,7 @@ def recipe(table: Table) -> Recipe | None:
         framework="DeepSpeed",
         fp16=_switch(table, "fp16"),
         bf16=_switch(table, name),
-        scale=table.setting("fp16.loss_scale"),
+        scale=_scale(table),
         stray=_stray(bf16, name),
         accumulates=table.setting("data_types.grad_accum_dtype"),
         reduces=table.setting("communication_data_type"),
@@ -59,6 +61,17 @@ def recipe(table: Table) -> Recipe | None:
 def _switch(table: Table, block: str) -> Setting | None:
     """Whether a block is switched on. gpt-neox names the dtype too: ``"precision": "bfloat16"``."""
     return _decided(table.setting(f"{block}.enabled")) or _decided(table.setting(f"{block}.fp16"))
+
+
+def _scale(table: Table) -> Setting | None:
+    """The loss scale, if it stays or is long what it began with: a static one, or the first of a dynamic one that begins at 1 or below."""
+    static, power = table.setting("fp16.loss_scale"), table.setting("fp16.initial_scale_power")
+    window = table.setting("fp16.loss_scale_window")
+    dynamic = static is None or static.number == 0
+    slow = window is None or (window.number or 0) > QUICK
+    if dynamic and slow and power is not None and power.number is not None and power.number <= 0:
+        return Setting(power.name, 2.0**power.number, power.at)
+    return static
 
 
 def _decided(setting: Setting | None) -> Setting | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from precisionlint.recipes import Recipe, Setting
+from precisionlint.recipes import UNKNOWN, Recipe, Setting
 from precisionlint.subjects import File, deepspeed, megatron
 from precisionlint.subjects.tree import Table, constant, joined, of_python, tables
 
@@ -72,6 +73,9 @@ def _call(file: File, node: ast.Call) -> Iterator[Recipe]:
         for keyword in node.keywords:
             if keyword.arg == "reduce_dtype":
                 setting = _setting(file, keyword)
+                held = {constant(value) for value in _assigned(file, keyword.value, node)}
+                if setting.value is UNKNOWN and len(held) == 1:
+                    setting = replace(setting, value=held.pop())
                 if setting.half:
                     yield Recipe(at=setting.at, when=(), framework="FSDP", reduces=setting)
     elif name in MEGATRON_CONFIGS:
