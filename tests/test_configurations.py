@@ -9,6 +9,7 @@ import pytest
 from precisionlint import catalogue, check
 from precisionlint.findings import Report
 from precisionlint.source.parsing import UnreadableError
+from precisionlint.source.project import Project
 from precisionlint.subjects import File
 from precisionlint.subjects.tree import Table, documents
 
@@ -20,8 +21,12 @@ def report(path: Path, text: str) -> Report:
     return check([str(path)], select=catalogue.load())
 
 
+def file(text: str, name: str) -> File:
+    return File(name, Path(name), text.encode(), Project(Path()))
+
+
 def table(text: str, name: str = "a.json") -> Table:
-    (document,) = documents(File(name, Path(name), text.encode()))
+    (document,) = documents(file(text, name))
     assert isinstance(document, Table)
     return document
 
@@ -70,11 +75,11 @@ def test_what_cannot_be_parsed_is_named_with_its_line(name: str, text: str, line
 @pytest.mark.parametrize("text", ['{"stage": ${stage}, "b": }', "a: {{ b }}\n{% if c %}\n", "- <%= x %>: ]"])
 def test_a_template_is_no_configuration_yet(text: str):
     for name in ("a.json", "a.yaml"):
-        assert documents(File(name, Path(name), text.encode())) == []
+        assert documents(file(text, name)) == []
 
 
 def test_json_that_yaml_does_not_bear_is_left_alone():
-    assert documents(File("a.json", Path("a.json"), ('{"' + "k" * 2000 + '": 1}').encode())) == []
+    assert documents(file('{"' + "k" * 2000 + '": 1}', "a.json")) == []
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[" * 5_000 + "]" * 5_000, "a: &a\n" + "- &b [*a]\n" * 3])
