@@ -176,9 +176,11 @@ def judge(finding: Finding, report: AuditReport | None, of_this_run: bool = True
     if report is None:
         return "not reached"
     mine = (finding.place, *(step.place for step in finding.trace))
+    same = _same if finding.rule in MEASURED else _same_line  # an op's span is not that of what was read around it
     for each in report.findings:
+        theirs = (each.place, *(step.place for step in each.trace))
         if each.rule == finding.rule and (
-            _among(finding.place, (each.place, *(step.place for step in each.trace))) or _among(each.place, mine)
+            any(same(finding.place, other) for other in theirs) or any(same(each.place, other) for other in mine)
         ):
             return "confirmed"
         if each.rule == GRAVER.get(finding.rule):
@@ -197,11 +199,15 @@ def _among(place: Place, others: Iterable[Place]) -> bool:
 
 def _same(left: Place, right: Place) -> bool:
     """The same call: the same span, or the same line where one of the two (Python 3.10's) knows no columns."""
-    if left.line != right.line or _base(left.path) != _base(right.path):
+    if not _same_line(left, right):
         return False
     spans = [(each.column, each.end_line, each.end_column) for each in (left, right)]
     known = all(each.end_line > each.line or each.end_column > each.column for each in (left, right))
     return spans[0] == spans[1] or not known
+
+
+def _same_line(left: Place, right: Place) -> bool:
+    return left.line == right.line and _base(left.path) == _base(right.path)
 
 
 @cache

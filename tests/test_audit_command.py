@@ -168,6 +168,29 @@ def test_a_fault_of_weights_is_confirmed_where_they_were_cast_long_before_the_wi
     assert made == {"weights take bfloat16": 4, "'optimizer' made (torch.optim.SGD)": 5}
 
 
+SOFTMAX = """\
+import torch
+from torch import nn
+
+model = nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+for step in range(4):
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(x)
+        exps = torch.exp(logits - logits.max(-1, keepdim=True).values)
+        probabilities = exps / exps.sum(-1, keepdim=True)
+    loss = -probabilities.float()[torch.arange(16), y].log().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_fault_of_arithmetic_is_confirmed_by_its_line(audit: Audit):
+    assert verdicts(audit(SOFTMAX, options=JSON)) == [("softmax-in-half", 12, "confirmed")]
+
+
 def test_what_only_a_whole_run_shows_is_not_measurable_in_one_step(audit: Audit):
     source = TRAINER + 'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "last.pt")\n'
     ran = audit(source, "--fp16", "--unscale", options=JSON)

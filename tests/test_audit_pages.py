@@ -45,7 +45,8 @@ def examples() -> list[tuple[Rule, Example]]:
         (rule, example)
         for rule in catalogue.load().values()
         for example in catalogue.examples(rule)
-        if example.language == "python"
+        if "audit" in rule.found_by
+        and example.language == "python"
         and re.search(r"^def train\(\w+\):", example.code, re.MULTILINE)
         and re.search(r"for (\w+, )?\(?x, y\)? in ", example.code)
         and set(re.findall(r"^(?:from|import) (\w+)", example.code, re.MULTILINE)) <= {"torch", "copy"}
