@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,11 @@ HELPER_BUDGET = 500
 HELPER_WIDTHS = (4, 1)
 """How many instructions a call may take that cannot train, and on how many paths it is followed: on one where that is too much for
 several; where one is too much too, what it builds is unknown."""
+
+LAUNCHES = re.compile(
+    r"(?:^|[._])(?:spawn|start_processes|launch\w*|notebook_launcher|Process|Thread|run_distributed)$"
+)
+"""Calls that run a function in processes or threads of their own."""
 
 RESULTS = 4
 """So many different outcomes of a call are always kept apart."""
@@ -393,13 +399,14 @@ def bind_fields(it: Interpreter, cls: Class, obj: Obj, args: Args, state: State)
 
 
 def call_back(it: Interpreter, instr: p.Call, state: State, func: Value) -> list[State]:
-    """A function of the project handed to something unread: it may be called, more than once, with anything."""
+    """A function of the project handed to something unread: it may be called, more than once, with anything. What starts processes
+    calls it once in each."""
     if isinstance(func, Partial):
         func = func.func
     if not isinstance(func, Func) or not func.module.is_relevant(func.function) or func.function in it.entered:
         return [state]
     states = [state]
-    for _ in range(2):
+    for _ in range(1 if LAUNCHES.search(name_of(instr.func)) else 2):
         after: list[State] = []
         for one in states:
             after.extend(s for s, _ in call_function(it, func, (("*", it.free("…")),), instr, one))

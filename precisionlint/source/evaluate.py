@@ -625,7 +625,7 @@ def held_weights(it: Interpreter, state: State, value: Value) -> Weights | None:
     """The weights in a value; an empty list holds none of any."""
     match value:
         case Tensors():
-            return value.weights
+            return rerooted(it, value.weights)
         case Obj() if is_container(value):
             items = state.heap.get(value, {})
             if value.cls == External("builtins.dict") and "params" in items:
@@ -650,6 +650,13 @@ def union(parts: Iterable[Weights | None]) -> Weights | None:
             return None
         result |= part
     return result
+
+
+def rerooted(it: Interpreter, weights: Weights | None) -> Weights | None:
+    """Weights as they are spoken of now: their model may have become part of another since."""
+    if weights is None or it.parents.keys().isdisjoint(path[0] for path in weights):
+        return weights
+    return frozenset((*weight_path(it, path[0]), *path[1:]) for path in weights)  # type: ignore[arg-type]
 
 
 def model_weights(it: Interpreter, value: Value) -> Weights | None:
