@@ -31,7 +31,7 @@ Looked = dict[Path, dict[Path, "Path | None"]]
 STACK = 512 * 1024 * 1024
 """Bytes of stack for reading: deep but legal code needs more than a thread has by default."""
 
-BUDGET = ("too many paths", "nested too deeply")
+BUDGET = ("too many paths", "more paths at once", "nested too deeply")
 """How the reasons begin for which a program was not read to its end."""
 
 

@@ -8,7 +8,8 @@ from programs import CLIP, CLIP_CALL, CLIP_LINE, SOUND
 
 import precisionlint
 from precisionlint import cli
-from precisionlint.findings import Report
+from precisionlint.findings import GaveUp, Report
+from precisionlint.reader import FileResult, Totals
 
 COMMENT = "# precisionlint: ignore[clip-before-unscale]"
 
@@ -213,3 +214,13 @@ def test_what_is_silenced_is_counted_and_shown_on_request(capsys):
         "comment",
         "as published",
     )
+
+
+@pytest.mark.parametrize(
+    "reason", ["too many paths to follow", "more paths at once than are followed", "nested too deeply to be followed"]
+)
+def test_comments_are_not_judged_in_a_file_that_was_not_read_to_its_end(reason: str):
+    source = Path(precisionlint.__file__).parent / "source"
+    assert any(reason in path.read_text(encoding="utf-8") for path in source.glob("*.py"))
+    assert not FileResult(totals=Totals(gave_up=(GaveUp("train.py", 1, reason),))).complete
+    assert FileResult(totals=Totals(gave_up=(GaveUp("train.py", 1, "a call that cannot be read"),))).complete
