@@ -264,6 +264,14 @@ def test_a_launch_with_other_dtypes_or_unknown_ones_says_nothing(tmp_path: Path,
     assert found(tmp_path, SUMS, after) == []
 
 
+def test_one_launch_of_several_is_enough(tmp_path: Path):
+    after = LAUNCH + (
+        "a = torch.ones(8, 8, dtype=torch.bfloat16)\nlaunch(a, a)\n"
+        "if torch.cuda.is_available():\n    a = a.to(torch.float8_e4m3fn)\n    b = a.T\n    launch(a, b.contiguous())\n"
+    )
+    assert found(tmp_path, DOTS, after) == [("triton-imprecise-fp8-dot", "likely")]
+
+
 def test_a_helper_is_read_with_what_its_caller_knows(tmp_path: Path):
     helper = "@triton.jit\ndef add_up(x):\n    return tl.sum(x, axis=0)\n"
     assert found(tmp_path, "tl.store(y_ptr, add_up(tl.load(x_ptr).to(tl.float16)))", helper) == [

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from precisionlint.events import Event
 from precisionlint.findings import Place
-from precisionlint.kernel_facts import Accumulated, Dotted, Reduced, ScaledByAmax, Typed
+from precisionlint.kernel_facts import FP8, Accumulated, Dotted, Reduced, ScaledByAmax, Typed
 from precisionlint.subjects import File
 from precisionlint.subjects.triton_launches import NOTHING, Reaching, reaching
 from precisionlint.subjects.triton_values import (
@@ -328,7 +328,11 @@ class _Body:
         carried = ""
         if isinstance(accumulator, ast.Name) and self.loops and accumulator.id in self.loops[-1].before:
             carried = accumulator.id
-        sides = [min(each.dtypes, key=lambda one: (not one.sure, one.dtype), default=None) for each in (a, b)]
+        # Of the dtypes that launches bring, FP8 is the one of which most can be said.
+        sides = [
+            each.one_of(FP8) or min(each.dtypes, key=lambda one: (not one.sure, one.dtype), default=None)
+            for each in (a, b)
+        ]
         bounded = "max_num_imprecise_acc" in named or len(values) > 5
         precise = bool({"input_precision", "allow_tf32"} & named.keys()) or len(values) > 3
         self.tell(Dotted(self.file.place(node), (), sides[0], sides[1], carried, bounded, precise))
