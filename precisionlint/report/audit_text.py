@@ -242,13 +242,14 @@ def _ranges(report: AuditReport) -> Iterator[str]:
     beyond = f", {found.nonfinite} infinite or NaN" if found.nonfinite else ""
     exponents = f"from 2^{found.least} to 2^{found.greatest}"
     yield f"{exponents}, {_share(found.zeros, found.elements)} zeros{beyond}, of {counted(found.elements, 'element')}"
-    rows = []
+    rows: dict[str, list[str]] = {}
     for each in found.formats:
-        scale = f"scale 2^{math.log2(each.scale):.0f}" + ("" if each.chosen == "none" else f" ({each.chosen})")
+        whose = "the best" if each.chosen == "best" else each.chosen
+        scale = "unscaled" if each.chosen == "none" else f"at {whose} scale 2^{math.log2(each.scale):.0f}"
         shares = [(each.zero, "become 0"), (each.subnormal, "subnormal"), (each.over, "overflow")]
         said = ", ".join(f"{share:.1%} {what}" for share, what in shares if share >= 0.0005)
-        rows.append((each.format, scale, said or "all normal"))
-    yield from _table(rows)
+        rows.setdefault(each.format, []).append(f"{scale}: {said or 'all normal'}")
+    yield from _table([(name, "; ".join(said)) for name, said in rows.items()])
 
 
 def _share(part: int, whole: int) -> str:
