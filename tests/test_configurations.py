@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from precisionlint import catalogue, check
 from precisionlint.findings import Report
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.source.project import Project
-from precisionlint.subjects import File
+from precisionlint.subjects import File, tree
 from precisionlint.subjects.tree import Table, documents
 
 DEEPSPEED = '{"train_batch_size": 8, "bf16": {"enabled": true, "loss_scale": 0}}'
@@ -42,7 +43,11 @@ def table(text: str, name: str = "a.json") -> Table:
         '\ufeff{"a": 1, "b": {"c": "bf16"}}',
     ],
 )
-def test_json_is_read_with_what_people_put_into_it(text: str):
+@pytest.mark.parametrize("loader", ["SafeLoader", "CSafeLoader"])
+def test_json_is_read_with_what_people_put_into_it(text: str, loader: str, monkeypatch: pytest.MonkeyPatch):
+    if not hasattr(yaml, loader):
+        pytest.skip("this PyYAML comes without libyaml")
+    monkeypatch.setattr(tree, "LOADER", getattr(yaml, loader))
     read = table(text)
     a, c = read.setting("a"), read.setting("b.c")
     assert a is not None and c is not None
@@ -56,6 +61,12 @@ def test_yaml_is_read_with_anchors_merges_and_numbers_as_strings():
     rate, switch = read.setting("run.lr"), read.setting("run.bf16")
     assert rate is not None and switch is not None
     assert (rate.number, rate.at.line, switch.value, switch.at.line) == (3e-4, 4, True, 1)
+
+
+def test_a_scale_is_judged_only_where_fp16_is_known_to_be_on(tmp_path: Path):
+    for switch, found in (("true", 1), ('"auto"', 0), ("false", 0)):
+        text = f'{{"train_batch_size": 8, "fp16": {{"enabled": {switch}, "loss_scale": 1}}}}'
+        assert len(report(tmp_path / "a.json", text).findings) == found
 
 
 def test_characters_are_counted_not_bytes():
