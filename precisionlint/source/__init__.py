@@ -12,8 +12,11 @@ How a file is read, a module a step:
                 checks of every event. What an outside call does stands in ``effects``, whose names come from rules/frameworks.toml.
 ``state``       one path: scopes, objects, what its conditions decided, the states of all checks. Equal paths are one (``merge``);
                 opposite decisions are forgotten without loss; what nothing can reach is collected (``garbage``); differences that no test
-                around precision asks for are forgotten (``blur``); above a bound paths are left out, never made up (``thin``).
-``reading``     the roots of a file: its top level, functions that nothing calls, classes (``__init__``, then the methods).
+                around precision asks for are forgotten (``blur``); above a bound paths are left out, never made up (``thinning``).
+                What precision has nothing to do with is not run at all: branches by their text (``inert``), calls that were seen to do
+                nothing (``repeats``).
+``reading``     the roots of a file: its top level, functions that nothing calls, classes (``__init__``, then the methods). Each is read on
+                few paths to its end, then again on as many as its budget has room for.
 ``run``         many files: each is a program of its own. Where a proof ends in another file, the finding stands at the call in this one,
                 unless that other file shows it by itself: so one fault is told once, however many files were named.
 
