@@ -278,6 +278,22 @@ def hard(tmp_path: Path, text: str) -> tuple[int, list[str], list[str]]:
     return done.returncode, [spot["rule"] for spot in json.loads(done.stdout)["findings"]], done.stderr.splitlines()
 
 
+def test_a_pipe_that_is_called_like_a_module_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    os.mkfifo(tmp_path / "options.py")
+    program = """import torch
+
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+    assert hard(tmp_path, program)[0] == 0
+    assert run(str(tmp_path / "train.py"), "--assume", "nothing=1").returncode == 0
+
+
 def test_three_thousand_nested_parentheses_are_one_line(tmp_path: Path) -> None:
     code, found, lines = hard(tmp_path, f"{HEAD}x = {'(' * 3000}1{')' * 3000}\n{FAULT}")
     assert (code, found, len(lines)) == (2, [], 1)

@@ -11,12 +11,14 @@ from pathlib import Path
 
 
 def python_files(root: Path) -> Iterator[Path]:
-    """The Python files below a folder, hidden folders left out."""
+    """The Python files below a folder, hidden folders left out, and pipes and the like, which may never end."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(
             name for name in folders if not name.startswith(".") and name not in ("node_modules", "site-packages")
         )
-        yield from (Path(folder, name) for name in names if name.endswith(".py"))
+        for name in names:
+            if name.endswith(".py") and os.path.isfile(path := os.path.join(folder, name)):
+                yield Path(path)
 
 
 PRECISION = re.compile(rb"allow_tf32|float32_matmul_precision|fp32_precision")
