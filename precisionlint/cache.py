@@ -340,25 +340,33 @@ class Kept:
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
         self._caches: dict[tuple[Path, Plan, Path], Cache] = {}
-        self._roots: dict[str, Path] = {}
+        self._marked: dict[str, bool] = {}
+        self._in_folder: dict[tuple[str, int], Cache | None] = {}
+        """(folder, id of the settings, which live as long as the run) -> cache."""
         self._of: dict[str, Cache] = {}
 
     def get(self, settings: Settings, plan: Plan, display: str, path: Path) -> FileResult | None:
         """What is known of a file."""
         if not self._enabled:
             return None
+        absolute = os.path.abspath(path)
+        key = (os.path.dirname(absolute), id(settings))
+        if key not in self._in_folder:
+            self._in_folder[key] = self._cache(settings, plan, absolute)
+        cache = self._in_folder[key]
+        if cache is None:
+            return None
+        self._of[display] = cache
+        return cache.get(display, absolute)
+
+    def _cache(self, settings: Settings, plan: Plan, path: str) -> Cache | None:
         place = folder(settings.cache_dir, settings.base)
         if place is None:
             return None
-        absolute = os.path.abspath(path)
-        above = os.path.dirname(absolute)
-        if above not in self._roots:
-            self._roots[above] = find_root(Path(absolute))
-        key = (place, plan, self._roots[above])
-        if key not in self._caches:
-            self._caches[key] = Cache(place, self._roots[above], plan)
-        self._of[display] = self._caches[key]
-        return self._caches[key].get(display, absolute)
+        root = find_root(Path(path), self._marked)
+        if (place, plan, root) not in self._caches:
+            self._caches[place, plan, root] = Cache(place, root, plan)
+        return self._caches[place, plan, root]
 
     def learn(self, looked: Mapping[Path, Looked]) -> None:
         """Keeps what reading led to, project by project."""

@@ -177,8 +177,9 @@ def _read(
     kept = Kept(enabled=request.cache)
     tasks: dict[Plan, list[tuple[str, str]]] = {}
     size = 0
+    plans: dict[int, Plan] = {}  # by the identity of settings, which live as long as the run
     for display, path in found:
-        plan = plan_of(settings[display])
+        plan = plans.get(id(settings[display])) or plans.setdefault(id(settings[display]), plan_of(settings[display]))
         if display in request.texts:
             reader = Reader(plan)
             data = request.texts[display]

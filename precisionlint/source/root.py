@@ -28,11 +28,15 @@ PRECISION_FILES = 5_000
 ROOT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 
 
-def find_root(path: Path) -> Path:
+def find_root(path: Path, marked: dict[str, bool] | None = None) -> Path:
     """The project that a file belongs to: the nearest folder above it with a pyproject.toml, setup.py or .git; where there is none,
-    the current folder if the file is in it, else the file's own."""
+    the current folder if the file is in it, else the file's own. ``marked`` remembers which folders are roots, from call to call."""
+    marked = {} if marked is None else marked
     for folder in path.parents:
-        if any((folder / mark).exists() for mark in ROOT_MARKS):
+        name = str(folder)
+        if name not in marked:
+            marked[name] = any(os.path.exists(f"{name}/{mark}") for mark in ROOT_MARKS)
+        if marked[name]:
             return folder
     here = Path.cwd()
     return here if here in path.parents else path.parent
