@@ -33,7 +33,6 @@ RULES: Mapping[str, tuple[str, Severity]] = {
     "fp32-matmul-under-policy": ("matmul-precision", "info"),
     "gradient-underflow": ("half-arithmetic", "warning"),
     "half-gradient-accumulation": ("master-weights", "warning"),
-    "half-gradient-norm": ("half-arithmetic", "warning"),
     "half-optimizer-state": ("master-weights", "error"),
     "half-running-sum": ("half-arithmetic", "error"),
     "half-scatter": ("half-arithmetic", "warning"),
