@@ -26,7 +26,7 @@ from precisionlint.config import Settings
 from precisionlint.reader import NOTHING, FileResult, Looked, Plan, Reading, Survey, digest
 from precisionlint.source.root import PRECISION, find_root, surveyed_files
 
-HEADER = "precisionlint cache 2 "
+HEADER = "precisionlint cache 3 "
 RACY = 2.0
 """Seconds: the times of a file that changed so shortly before a run do not tell whether it changed again."""
 MOMENT = 0.05

@@ -6,6 +6,7 @@ for some files, severities, comments, a baseline, changed lines.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from precisionlint import baseline, documents, files, suppress
 from precisionlint.baseline import Baseline
 from precisionlint.cache import Kept
 from precisionlint.config import Configuration, Settings
-from precisionlint.findings import Coverage, Finding, Report, Suppressed
+from precisionlint.findings import Coverage, Finding, Replacement, Report, Suppressed
 from precisionlint.reader import (
     NOTHING,
     FileResult,
@@ -50,7 +51,8 @@ Progress = Callable[[str, int, int], None]
 class Request:
     """What a run is asked for. ``texts`` stand for files: name -> content, not read from the disk; ``markdown``: blocks of Python in
     Markdown texts are read too. ``baseline``: the file that stands above those of the settings, None for theirs, empty for none;
-    ``since``: a revision of git; ``jobs``: how many processes read, None for as many as it pays."""
+    ``since``: a revision of git; ``jobs``: how many processes read, None for as many as it pays;
+    ``fixes``: fixes are rendered too."""
 
     paths: Sequence[str]
     configuration: Configuration
@@ -61,6 +63,7 @@ class Request:
     cache: bool = False
     jobs: int | None = 1
     progress: Progress | None = None
+    fixes: bool = False
 
 
 def check(request: Request) -> Report:
@@ -106,7 +109,26 @@ def check(request: Request) -> Report:
         tuple(map(str, stale)),
         _unheard(request, found, settings),
         request.texts,
+        _replacements(findings, request.texts) if request.fixes else {},
     )
+
+
+def _replacements(findings: Iterable[Finding], texts: Mapping[str, bytes]) -> dict[Finding, tuple[Replacement, ...]]:
+    """The fixes that can be made, as text. A file that cannot be read any more has none."""
+    by_path: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.fix is not None and documents.kind(finding.place.path) == "python":
+            by_path.setdefault(finding.place.path, []).append(finding)
+    if not by_path:
+        return {}
+    from precisionlint.source.fixes import rendered
+
+    made: dict[Finding, tuple[Replacement, ...]] = {}
+    for path, each in by_path.items():
+        with contextlib.suppress(OSError):
+            data = texts[path] if path in texts else Path(path).read_bytes()
+            made |= with_deep_stack(lambda d=data, e=each: rendered(d, e))  # type: ignore[misc]
+    return made
 
 
 def suffixes(*, markdown: bool) -> tuple[str, ...]:

@@ -42,6 +42,41 @@ class Step:
     message: str
 
 
+EditKind = Literal["argument", "rename", "receiver", "expression", "before"]
+"""See ``checks.base.Change``."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What is to change at a place of the finding's file; ``source.fixes`` makes text of it."""
+
+    kind: EditKind
+    place: Place
+    name: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A change of the source that takes a fault away: all of its edits, or none. ``unsafe``: what else it changes; empty where it is safe."""
+
+    edits: tuple[Edit, ...]
+    unsafe: str = ""
+
+    @property
+    def safe(self) -> bool:
+        """Whether it cannot raise, keeps every dtype that other code sees, and changes training only by taking the fault away."""
+        return not self.unsafe
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A span of the source (of no width: a point between characters) and the text to stand there."""
+
+    place: Place
+    text: str
+
+
 @dataclass(frozen=True)
 class Finding:
     """One fault: where it stands, what follows from it, and the path that leads there."""
@@ -55,6 +90,7 @@ class Finding:
     when: str = ""
     """The configuration in which it happens, such as `args.fp16 is set`; empty where it always does."""
     trace: tuple[Step, ...] = ()
+    fix: Fix | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +149,8 @@ class Report:
     """Names that a configuration was assumed for and that nothing in the projects read is called by."""
     texts: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
     """What was read instead of files: name -> content."""
+    replacements: Mapping[Finding, tuple[Replacement, ...]] = field(default_factory=dict, repr=False, compare=False)
+    """The fixes of findings as text, where the run was asked for it and the file as it stands allows it."""
 
     @property
     def exit_code(self) -> int:

@@ -21,7 +21,7 @@ from precisionlint.checks import (
     trainers,
     triton,
 )
-from precisionlint.checks.base import Automaton, Check, Evidence, Family, Hit, Judge, Seen
+from precisionlint.checks.base import Automaton, Change, Check, Evidence, Family, Hit, Judge, Remedy, Seen
 
 FAMILIES = (
     loss_scaling.FAMILY,
@@ -69,4 +69,4 @@ def _families(plugin: plugins.Plugin) -> tuple[Family, ...]:
     return families
 
 
-__all__ = ["RULES", "Automaton", "Check", "Evidence", "Family", "Hit", "Judge", "Seen", "all_rules"]
+__all__ = ["RULES", "Automaton", "Change", "Check", "Evidence", "Family", "Hit", "Judge", "Remedy", "Seen", "all_rules"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
+from precisionlint.checks.base import Automaton, Change, Evidence, Family, Hit, Remedy, Seen
 from precisionlint.events import (
     Autocast,
     Backward,
@@ -275,4 +275,10 @@ def deprecated_amp_api(state: None, event: Touched) -> Iterator[Any]:
     new = DEPRECATED.get(event.name)
     if new is not None and not event.scope.guarded:
         since = " since torch 2.4" if event.name.startswith("torch.") else ""
-        yield Hit("deprecated-amp-api", event.at, f"{event.name} is deprecated{since} and warns: {new}", ())
+        yield Hit(
+            "deprecated-amp-api",
+            event.at,
+            f"{event.name} is deprecated{since} and warns: {new}",
+            (),
+            fix=Remedy((Change("rename", event.at, new.partition("(")[0]),)),
+        )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from precisionlint.events import Event, WeightsTake
-from precisionlint.findings import Confidence, Severity
+from precisionlint.findings import Confidence, EditKind, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,33 @@ class Seen:
     at: Any
     text: str
     when: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is to change at a place, told without knowing the text there.
+
+    ``"argument"``: the call at ``at`` gets ``text`` as its argument ``name``; ``name`` may end in ``@2``, the position at which it may
+    stand unnamed. ``"rename"``: a name of an outside API becomes ``name``, and a call of it by the old one is made a call by the new one.
+    ``"receiver"``: ``x`` of a call ``x.method(…)`` becomes ``text``. ``"expression"``: the expression at ``at`` becomes ``text``.
+    ``"before"``: ``text`` becomes a statement before the one that holds ``at``.
+
+    In ``text`` names of outside APIs stand in full (``torch.float32``); ``{}`` is the old source, ``{0}`` that of a call's first
+    argument, ``{tensor}`` that of the tensor that an op works on.
+    """
+
+    kind: EditKind
+    at: Any
+    name: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """How a fault can be taken away. ``unsafe``: what else this changes, in words; empty where it is safe."""
+
+    changes: tuple[Change, ...]
+    unsafe: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +66,7 @@ class Hit:
     confidence: Confidence = "certain"
     unless: tuple[Hashable, ...] = ()
     needs: tuple[Hashable, ...] = ()
+    fix: Remedy | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from precisionlint.checks.base import Automaton, Family, Hit, Seen
+from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.kernel_facts import ScaledByAmax
 from precisionlint.values import FP8, Called, Computed, Returned, Value, find, named, number, sources
 
@@ -237,4 +237,5 @@ def fp8_fast_accumulation_in_backward(state: None, event: Called) -> Iterator[An
         flag.at,
         "use_fast_accum=True in the backward: Hopper then keeps partial sums of gradients in 14 bits; pass False here (the forward can bear it)",
         (Seen(event.at, "a product of gradients"),),
+        fix=Remedy((Change("argument", event.at, "use_fast_accum", "False"),)),
     )

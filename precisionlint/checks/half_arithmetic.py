@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from precisionlint.checks.base import Automaton, Family, Hit, Seen
+from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.values import (
     Computed,
     Dtypes,
@@ -81,12 +81,18 @@ def likely_of(dtypes: Dtypes) -> str:
 
 
 def hit(
-    rule: str, value: Value, grade_: str, message: str, needs: tuple[Shows, ...], trace: tuple[Seen, ...] = ()
+    rule: str,
+    value: Value,
+    grade_: str,
+    message: str,
+    needs: tuple[Shows, ...],
+    trace: tuple[Seen, ...] = (),
+    fix: Remedy | None = None,
 ) -> Hit:
     """A finding at a value; what is certain needs nothing but a program that trains."""
     if grade_ == "certain":
-        return Hit(rule, value.at, message, trace, needs=tuple(need for need in needs if need is TRAINING))
-    return Hit(rule, value.at, message, trace, confidence="likely", needs=needs)
+        return Hit(rule, value.at, message, trace, needs=tuple(need for need in needs if need is TRAINING), fix=fix)
+    return Hit(rule, value.at, message, trace, confidence="likely", needs=needs, fix=fix)
 
 
 def operand_of_square(value: Value) -> Value | None:
@@ -408,6 +414,10 @@ def half_arange(state: None, event: Computed) -> Iterator[Any]:
         f"positions made in {kept_in(how, value.dtypes)}: bf16 counts to 256 and fp16 to 2048, "
         "then numbers repeat (2048 bf16 positions hold 641 values); make them in int64 or fp32 and cast what is computed from them",
         (shown_by(value.dtypes),),
+        fix=Remedy(
+            (Change("argument", value.at, "dtype", "torch.float32"),),
+            "what is computed from the positions becomes fp32",
+        ),
     )
 
 
@@ -438,7 +448,14 @@ def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
         else (),
         confidence="certain" if known else "likely",
         needs=() if known else (FP16,),
+        # The constant stays wherever it fits: the least number instead of it may become -inf where masks are added up.
+        fix=Remedy((Change("argument", value.at, "value@1", fitting(constant)),)),
     )
+
+
+def fitting(constant: float) -> str:
+    """A constant, or the number of the tensor's dtype that is nearest to it."""
+    return "max({}, torch.finfo({tensor}.dtype).min)" if constant < 0 else "min({}, torch.finfo({tensor}.dtype).max)"
 
 
 # -- gradients
@@ -467,4 +484,8 @@ def half_gradient_norm(state: None, event: Computed) -> Iterator[Any]:
         "the norm of gradients is kept in their own dtype: with half weights fp16 is inf above 65504 and bf16 has steps of 1/256, and the clip that "
         "follows takes it as it is; give it dtype=torch.float32",
         (TRAINING, HALF_PARAMETERS),
+        # Squares that overflowed before they are summed stay inf: there a dtype for the sum helps little.
+        fix=Remedy((Change("argument", value.at, "dtype", "torch.float32"),), "the norm becomes fp32")
+        if value.op == "norm"
+        else None,
     )

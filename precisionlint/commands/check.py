@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,17 @@ from precisionlint.commands.common import Outcome, UsageError, add_color, compla
 from precisionlint.config import DEVICES, Configuration, Settings
 from precisionlint.config import shown as shown_settings
 from precisionlint.errors import InputError
-from precisionlint.findings import SEVERITIES, Report
+from precisionlint.findings import SEVERITIES, FileError, Report
 from precisionlint.report.excerpt import Sources, shown
 from precisionlint.report.outputs import FORMATS, Style
 from precisionlint.report.text import counted, error_line
 
 if TYPE_CHECKING:
     from precisionlint.checking import Request
+    from precisionlint.fixing import Fixed
 
 STDIN = "-"
+SHOWING_FIXES = ("json", "jsonl", "sarif")
 
 EXIT_CODES = """\
 exit codes:
@@ -53,6 +56,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_rules(check.add_argument_group("which rules", "RULES: names, families or `all`, separated by commas"))
     _add_files(check.add_argument_group("which files and settings"))
     _add_report(check.add_argument_group("how to report"))
+    _add_fixes(check.add_argument_group("fixes"))
     _add_known(check.add_argument_group("what is known already"))
     _add_running(check.add_argument_group("how to run"))
     check.set_defaults(run=run)
@@ -115,6 +119,16 @@ def _add_report(group: argparse._ArgumentGroup) -> None:
         help="the least severity that fails the run (default: warning)",
     )
     group.add_argument("--exit-zero", action="store_true", help="exit with 0 whatever was found")
+
+
+def _add_fixes(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--fix", action="store_true", help="fix what can be fixed safely, then report what is left")
+    group.add_argument("--unsafe-fixes", action="store_true", help="make fixes too that change something else as well")
+    group.add_argument(
+        "--diff",
+        action="store_true",
+        help="show what --fix would change, change nothing; exit with 1 if it is anything",
+    )
 
 
 def _add_known(group: argparse._ArgumentGroup) -> None:
@@ -181,6 +195,7 @@ def _once(options: argparse.Namespace, wanted: Sequence[Output]) -> Outcome:
     from precisionlint.checking import Request, check
 
     progress = ProgressLine(sys.stderr)
+    fixing = options.fix or options.diff
     request = Request(
         tuple(texts) or tuple(options.paths),
         configuration,
@@ -191,9 +206,16 @@ def _once(options: argparse.Namespace, wanted: Sequence[Output]) -> Outcome:
         cache=not options.no_cache,
         jobs=options.jobs,
         progress=progress,
+        fixes=fixing or any(each.form in SHOWING_FIXES for each in wanted),
     )
+    fixed = 0
     try:
         report = check(request)
+        if fixing:
+            changes, failed = _fixes(report, request, unsafe=options.unsafe_fixes)
+            if options.diff:
+                return _diff(changes, [*report.errors, *failed], exit_zero=options.exit_zero)
+            fixed, report = _write_fixes(changes, failed, report, request)
     finally:
         progress.clear()
     for error in report.errors:
@@ -209,12 +231,53 @@ def _once(options: argparse.Namespace, wanted: Sequence[Output]) -> Outcome:
         return _add_ignores(report, options.reason, request)
     style = Style(verbose=options.verbose, suppressed=options.show_suppressed, statistics=options.statistics)
     write_files(report, wanted, style)
+    if fixed:
+        complain(f"fixed {counted(fixed, 'finding')}")
     return Outcome(0 if options.exit_zero and code == 1 else code, lines(report, wanted, style, options.color))
+
+
+def _fixes(report: Report, request: Request, *, unsafe: bool) -> tuple[dict[str, Fixed], list[FileError]]:
+    """What the fixes of a report change, and the files that cannot be fixed."""
+    from precisionlint.checking import check
+    from precisionlint.fixing import fix
+
+    def check_text(name: str, data: bytes) -> Report:
+        return check(replace(request, paths=(name,), texts={name: data}, progress=None, cache=False))
+
+    return fix(report, check_text, unsafe=unsafe)
+
+
+def _write_fixes(
+    changes: dict[str, Fixed], failed: list[FileError], report: Report, request: Request
+) -> tuple[int, Report]:
+    """Writes what was fixed: how many findings that takes away, and the report of what is left."""
+    from precisionlint.checking import check
+    from precisionlint.fixing import write
+
+    fixed, unwritten = write(changes)
+    report = check(request) if changes else report
+    return fixed, replace(report, errors=(*report.errors, *failed, *unwritten))
+
+
+def _diff(changes: dict[str, Fixed], errors: Sequence[FileError], *, exit_zero: bool) -> Outcome:
+    """The outcome of ``--diff``: what would change."""
+    from precisionlint.fixing import diff
+
+    for error in errors:
+        print(error_line(error), file=sys.stderr)
+    count = sum(each.count for each in changes.values())
+    complain(f"would fix {counted(count, 'finding')}" if count else "nothing to fix")
+    return Outcome(2 if errors else int(bool(changes) and not exit_zero), diff(changes))
 
 
 def _checked(options: argparse.Namespace) -> list[Output]:
     """The outputs asked for; raises UsageError where options contradict each other."""
     apart = [("config", "isolated"), ("write_baseline", "add_ignores"), ("write_baseline", "diff_base")]
+    apart += [
+        (one, other)
+        for one in ("fix", "diff")
+        for other in ("write_baseline", "add_ignores", "watch", "show_settings", "statistics", "diff_base")
+    ]
     apart += [("watch", each) for each in ("write_baseline", "add_ignores", "show_settings", "stdin_filename")]
     for one, other in apart:
         if getattr(options, one) and getattr(options, other):
@@ -227,6 +290,12 @@ def _checked(options: argparse.Namespace) -> list[Output]:
         raise UsageError("standard input (-) is read alone")
     if STDIN in options.paths and options.watch:
         raise UsageError("--watch watches files, and standard input is none")
+    if options.unsafe_fixes and not (options.fix or options.diff):
+        raise UsageError("--unsafe-fixes belongs to --fix or --diff")
+    if options.fix and options.diff:
+        options.fix = False  # as Ruff has it: what would be fixed is shown, not done
+    if STDIN in options.paths and options.fix:
+        raise UsageError("--fix writes files, and standard input is none; --diff shows what it would change")
     if STDIN in options.paths and options.add_ignores:
         raise UsageError("--add-ignores writes files, and standard input is none")
     if options.stdin_filename is not None and STDIN not in options.paths:
@@ -247,8 +316,6 @@ def _write_baseline(report: Report, file: str) -> Outcome:
 
 
 def _add_ignores(report: Report, reason: str, request: Request) -> Outcome:
-    from dataclasses import replace
-
     from precisionlint.add_ignores import add
     from precisionlint.checking import check
 

@@ -23,7 +23,7 @@ def render(report: Report, style: Style) -> Iterator[str]:
 def render_jsonl(report: Report, style: Style) -> Iterator[str]:
     """A JSON object a line, each with its ``kind``: findings, what is suppressed, errors, then the coverage."""
     for finding in report.findings:
-        yield json.dumps({"kind": "finding", **finding_dict(finding)})
+        yield json.dumps({"kind": "finding", **finding_dict(finding, fix_dict(report, finding))})
     for each in report.suppressed:
         yield json.dumps({"kind": "suppressed", **suppressed_dict(each)})
     for error in report.errors:
@@ -36,7 +36,7 @@ def dumps(report: Report) -> str:
     return json.dumps(
         {
             "schema": SCHEMA,
-            "findings": [finding_dict(finding) for finding in report.findings],
+            "findings": [finding_dict(finding, fix_dict(report, finding)) for finding in report.findings],
             "suppressed": [suppressed_dict(each) for each in report.suppressed],
             "stale": list(report.stale),
             "errors": [asdict(error) for error in report.errors],
@@ -51,7 +51,27 @@ def suppressed_dict(each: Suppressed) -> dict[str, Any]:
     return {**finding_dict(each.finding), "suppressed_by": each.by, "reason": each.reason}
 
 
-def finding_dict(finding: Finding) -> dict[str, Any]:
+def fix_dict(report: Report, finding: Finding) -> dict[str, Any] | None:
+    """A finding's fix as replacements of text, all of them to be made; None where there is none or it was not asked for."""
+    if finding.fix is None or finding not in report.replacements:
+        return None
+    return {
+        "safe": finding.fix.safe,
+        "unsafe_because": finding.fix.unsafe,
+        "edits": [
+            {
+                "line": each.place.line,
+                "column": each.place.column,
+                "end_line": each.place.end_line,
+                "end_column": each.place.end_column,
+                "text": each.text,
+            }
+            for each in report.replacements[finding]
+        ],
+    }
+
+
+def finding_dict(finding: Finding, fix: dict[str, Any] | None = None) -> dict[str, Any]:
     """One finding as the schema has it."""
     return {
         "rule": finding.rule,
@@ -65,5 +85,5 @@ def finding_dict(finding: Finding) -> dict[str, Any]:
             {"path": step.place.path, "line": step.place.line, "cell": step.place.cell, "message": step.message}
             for step in finding.trace
         ],
-        "fix": None,
+        "fix": fix,
     }

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from precisionlint import __version__, catalogue
-from precisionlint.findings import FileError, Finding, Place, Report, Suppressed
+from precisionlint.findings import FileError, Finding, Fix, Place, Replacement, Report, Suppressed
 from precisionlint.report.excerpt import Sources
 from precisionlint.report.outputs import Style, clean, fingerprints
 from precisionlint.report.page import page
@@ -36,7 +36,8 @@ def log(report: Report) -> dict[str, Any]:
     names = sorted({finding.rule for finding in findings})
     prints = fingerprints(findings, Sources(report.texts))
     results = [
-        _result(finding, names.index(finding.rule), name) for finding, name in zip(findings, prints, strict=True)
+        _result(finding, names.index(finding.rule), name, report.replacements.get(finding, ()))
+        for finding, name in zip(findings, prints, strict=True)
     ]
     for result, each in zip(results[len(report.findings) :], silenced, strict=True):
         result["suppressions"] = [_suppression(each)]
@@ -77,7 +78,7 @@ def _rule(rule: catalogue.Rule) -> dict[str, Any]:
     }
 
 
-def _result(finding: Finding, index: int, fingerprint: str) -> dict[str, Any]:
+def _result(finding: Finding, index: int, fingerprint: str, replacements: tuple[Replacement, ...]) -> dict[str, Any]:
     when = f" (when {finding.when})" if finding.when else ""
     result: dict[str, Any] = {
         "ruleId": finding.rule,
@@ -92,7 +93,18 @@ def _result(finding: Finding, index: int, fingerprint: str) -> dict[str, Any]:
         steps = [_location(step.place, step.message) for step in finding.trace]
         result["codeFlows"] = [{"threadFlows": [{"locations": [{"location": step} for step in steps]}]}]
         result["relatedLocations"] = [{"id": number, **step} for number, step in enumerate(steps, 1)]
+    if finding.fix is not None and replacements:
+        result["fixes"] = [_fix(finding.fix, replacements)]
     return result
+
+
+def _fix(fix: Fix, replacements: tuple[Replacement, ...]) -> dict[str, Any]:
+    what = clean(f"an unsafe fix: {fix.unsafe}") if fix.unsafe else "a safe fix"
+    made = [
+        {"deletedRegion": _region(each.place), "insertedContent": {"text": clean(each.text)}} for each in replacements
+    ]
+    artifact = _artifact(replacements[0].place.path)
+    return {"description": {"text": what}, "artifactChanges": [{"artifactLocation": artifact, "replacements": made}]}
 
 
 def _location(place: Place, message: str = "") -> dict[str, Any]:
@@ -101,15 +113,19 @@ def _location(place: Place, message: str = "") -> dict[str, Any]:
     if place.cell:  # a line of a cell is none of the file's
         location["logicalLocations"] = [{"name": f"cell {place.cell}, line {place.line}"}]
     else:
-        physical["region"] = {
-            "startLine": place.line,
-            "startColumn": place.column,
-            "endLine": place.end_line,
-            "endColumn": place.end_column,
-        }
+        physical["region"] = _region(place)
     if message:
         location["message"] = {"text": clean(message)}
     return location
+
+
+def _region(place: Place) -> dict[str, int]:
+    return {
+        "startLine": place.line,
+        "startColumn": place.column,
+        "endLine": place.end_line,
+        "endColumn": place.end_column,
+    }
 
 
 def _artifact(path: str) -> dict[str, str]:

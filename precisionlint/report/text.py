@@ -33,6 +33,8 @@ def render(report: Report, style: Style) -> Iterator[str]:
     if style.suppressed and report.suppressed:
         yield ""
     yield verdict(report, style.color)
+    if told := _fixable(report):
+        yield told
     yield from (f"no longer found, in the baseline: {shown(entry)}" for entry in report.stale)
     recipes = report.coverage.recipes
     for recipe in recipes[:RECIPES]:
@@ -99,6 +101,15 @@ def verdict(report: Report, color: bool, *, hint: bool = True) -> str:
     if report.suppressed:
         told += f"; {len(report.suppressed)} suppressed" + (" (--show-suppressed lists them)" if hint else "")
     return f"{told}; could not read {counted(len(report.errors), 'file')}" if report.errors else told
+
+
+def _fixable(report: Report) -> str:
+    """How many findings have a fix."""
+    fixes = [finding.fix for finding in report.findings if finding.fix is not None]
+    safe = sum(fix.safe for fix in fixes)
+    parts = [f"{safe} fixable with --fix"] if safe else []
+    parts += [f"{len(fixes) - safe}{'' if safe else ' fixable'} with --fix --unsafe-fixes"] if safe < len(fixes) else []
+    return f"{', '.join(parts)} (--diff shows how)" if parts else ""
 
 
 def _reach(coverage: Coverage, verbose: bool) -> str:

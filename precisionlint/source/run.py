@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precisionlint import catalogue
 from precisionlint.checks import Hit, Judge, all_rules
-from precisionlint.findings import FileError, Finding, GaveUp, Place, Step
+from precisionlint.findings import Edit, FileError, Finding, Fix, GaveUp, Place, Step
 from precisionlint.source.flow.evidence import Evidence
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.source.project import Project, ProjectModule
@@ -148,7 +148,7 @@ class Run:
                 return None
             if need.what != "training":
                 steps.insert(0, Step(relative(where, file.display), f"the project shows {need.what}"))
-        return self.stated(hit, place, tuple(steps))
+        return self.stated(hit, place, tuple(steps), fix_of(hit, place.path, place_of))
 
     def findings(self, reading: Reading, places: Places, project: Project) -> list[Finding]:
         best: dict[tuple[str, Place], Finding] = {}
@@ -190,9 +190,13 @@ class Run:
 
     def finding(self, hit: Hit, place: Place, places: Places) -> Finding:
         steps = [Step(places.of(s.at.module, s.at.node), s.text) for s in hit.trace if isinstance(s.at, Where)]
-        return self.stated(hit, place, tuple(steps))
 
-    def stated(self, hit: Hit, place: Place, trace: tuple[Step, ...]) -> Finding:
+        def placed(at: Any) -> Place | None:
+            return places.of(at.module, at.node) if isinstance(at, Where) else None
+
+        return self.stated(hit, place, tuple(steps), fix_of(hit, place.path, placed))
+
+    def stated(self, hit: Hit, place: Place, trace: tuple[Step, ...], fix: Fix | None) -> Finding:
         rule = self.rules[hit.rule]
         return Finding(
             rule=hit.rule,
@@ -203,6 +207,7 @@ class Run:
             place=place,
             when=" and ".join(conditions(hit)[:3]),
             trace=trace,
+            fix=fix,
         )
 
     def count(self, total: Totals, reading: Reading, module: ProjectModule, places: Places) -> None:
@@ -221,6 +226,19 @@ class Run:
 
 def place_of(at: Any) -> Place | None:
     return at if isinstance(at, Place) else getattr(at, "place", None)
+
+
+def fix_of(hit: Hit, path: str, placed: Callable[[Any], Place | None]) -> Fix | None:
+    """The fix of a hit, if all that it changes stands in the file of a name."""
+    if hit.fix is None:
+        return None
+    edits = []
+    for change in hit.fix.changes:
+        place = placed(change.at)
+        if place is None or place.path != path:
+            return None
+        edits.append(Edit(change.kind, place, change.name, change.text))
+    return Fix(tuple(edits), hit.fix.unsafe)
 
 
 def relative(place: Place, display: str) -> Place:

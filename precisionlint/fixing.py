@@ -1,0 +1,104 @@
+"""Makes the fixes of a report: ``check --fix`` and ``--diff``.
+
+A file is fixed in passes: what does not get in each other's way is changed, the new text is read, and so on until nothing is left to
+fix. It is written whole or not at all, and never as something that does not parse.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from precisionlint.add_ignores import replace_file
+from precisionlint.findings import FileError, Finding, Report
+from precisionlint.source.fixes import NoFixError, applied
+
+PASSES = 50
+"""After how many passes a file is left as it is then: fixes that bring each other back would never end."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A file before and after, and how many of its findings were fixed."""
+
+    before: bytes
+    after: bytes
+    count: int
+
+
+def fixable(report: Report, finding: Finding, *, unsafe: bool) -> bool:
+    """Whether a finding can be fixed in its file as it stands."""
+    return finding.fix is not None and finding in report.replacements and (unsafe or finding.fix.safe)
+
+
+def fix(
+    report: Report, check_text: Callable[[str, bytes], Report], *, unsafe: bool
+) -> tuple[dict[str, Fixed], list[FileError]]:
+    """The files that a report's fixes change, and those that cannot be changed. Writes nothing.
+
+    ``check_text`` checks a text as if it were the file of a name.
+    """
+    paths = {finding.place.path for finding in report.findings if fixable(report, finding, unsafe=unsafe)}
+    fixed: dict[str, Fixed] = {}
+    errors: list[FileError] = []
+    for path in sorted(paths):
+        try:
+            before = report.texts[path] if path in report.texts else _read(path)
+            after, count = _passes(path, before, check_text, unsafe=unsafe)
+        except OSError as error:
+            errors.append(FileError(path, None, f"cannot be read: {(error.strerror or str(error)).lower()}"))
+        except NoFixError as error:
+            errors.append(FileError(path, None, f"cannot be fixed: {error}"))
+        else:
+            if after != before:
+                fixed[path] = Fixed(before, after, count)
+    return fixed, errors
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _passes(path: str, data: bytes, check_text: Callable[[str, bytes], Report], *, unsafe: bool) -> tuple[bytes, int]:
+    total = 0
+    for _ in range(PASSES):
+        report = check_text(path, data)
+        found = [each for each in report.findings if fixable(report, each, unsafe=unsafe)]
+        wanted = [(each.fix, report.replacements[each]) for each in found if each.fix is not None]
+        if not wanted:
+            break
+        data, count = applied(data, wanted)
+        total += count
+    return data, total
+
+
+def write(fixed: dict[str, Fixed]) -> tuple[int, list[FileError]]:
+    """Writes what was fixed: how many findings that takes away, and the files that could not be written, which stay as they were."""
+    count = 0
+    errors: list[FileError] = []
+    for path, each in fixed.items():
+        try:
+            if _read(path) != each.before:
+                errors.append(FileError(path, None, "cannot be fixed: it changed while it was read"))
+                continue
+            replace_file(path, each.after)
+            count += each.count
+        except OSError as error:
+            errors.append(FileError(path, None, f"cannot be written: {(error.strerror or str(error)).lower()}"))
+    return count, errors
+
+
+def diff(fixed: dict[str, Fixed]) -> Iterator[str]:
+    """What would change, as a unified diff."""
+    for path, each in fixed.items():
+        before, after = (_lines(data) for data in (each.before, each.after))
+        for line in difflib.unified_diff(before, after, path, path):
+            yield from (
+                line.rstrip("\r\n").split("\n") if line.endswith("\n") else (line, "\\ No newline at end of file")
+            )
+
+
+def _lines(data: bytes) -> list[str]:
+    return data.decode("utf-8", errors="backslashreplace").splitlines(keepends=True)

@@ -1,0 +1,154 @@
+"""Fixes as text: what a finding's fix changes, rendered with libcst, and the text with such changes made.
+
+Only what changes is written anew; formatting and comments around it stay as they are. A fix is not rendered at all where the file's
+tree does not give back the file's bytes, where a name that the fix needs stands for something else there, or where the changed text
+would not parse. Nothing here knows a rule.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from precisionlint.findings import Finding, Fix, Place, Replacement
+
+NEWLINE = re.compile(r"\r\n|\r|\n")
+Span = tuple[int, int, str]
+"""Offsets of what is replaced, and the text to stand there."""
+
+
+class NoFixError(Exception):
+    """A fix that cannot be made where the finding stands; the text says why."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of a Python file, and what its bytes need besides. Lines count as Python counts them."""
+
+    text: str
+    encoding: str
+
+    @classmethod
+    def of(cls, data: bytes) -> Text:
+        """The text of a file's content. Raises NoFixError where it could not be written back unchanged."""
+        try:
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+            text = data.decode(encoding)
+            if text.encode(encoding) != data:
+                raise NoFixError("its text does not give back its bytes")
+        except (SyntaxError, UnicodeError, LookupError) as error:
+            raise NoFixError("its text cannot be decoded") from error
+        return cls(text, encoding)
+
+    @property
+    def starts(self) -> list[int]:
+        """The offset at which each line begins."""
+        return [0, *(match.end() for match in NEWLINE.finditer(self.text))]
+
+    def with_spans(self, spans: Iterable[Span]) -> Text:
+        """The text with parts replaced that do not overlap."""
+        text = self.text
+        for start, end, new in sorted(set(spans), reverse=True):
+            text = text[:start] + new + text[end:]
+        return Text(text, self.encoding)
+
+    @property
+    def data(self) -> bytes:
+        return self.text.encode(self.encoding)
+
+    def parses(self) -> bool:
+        try:
+            compile(self.data, "<fixed>", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+        return True
+
+
+def rendered(data: bytes, findings: Iterable[Finding]) -> dict[Finding, tuple[Replacement, ...]]:
+    """The fixes of a Python file's findings as replacements, of those that can be made there."""
+    wanted = [finding for finding in findings if finding.fix is not None and not finding.place.cell]
+    if not wanted:
+        return {}
+    from precisionlint.source.fix_trees import Renderer
+
+    try:
+        text = Text.of(data)
+        renderer = Renderer(text.text)
+    except NoFixError:
+        return {}
+    starts = text.starts
+    made: dict[Finding, tuple[Replacement, ...]] = {}
+    for finding in wanted:
+        assert finding.fix is not None
+        try:
+            spans = sorted({trimmed(text.text, span) for edit in finding.fix.edits for span in renderer.render(edit)})
+        except NoFixError:
+            continue
+        if not overlapping(spans) and text.with_spans(spans).parses():
+            made[finding] = tuple(_replacement(finding.place.path, starts, span) for span in spans)
+    return made
+
+
+def trimmed(text: str, span: Span) -> Span:
+    """A span without what stays the same at its beginning and its end."""
+    start, end, new = span
+    old = text[start:end]
+    head = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    rest = min(len(old), len(new)) - head
+    tail = next((i for i in range(rest) if old[-1 - i] != new[-1 - i]), rest)
+    return start + head, end - tail, new[head : len(new) - tail]
+
+
+def overlapping(spans: Sequence[Span]) -> bool:
+    """Whether sorted spans overlap or touch."""
+    return any(one[1] >= two[0] for one, two in pairwise(spans))
+
+
+def _replacement(path: str, starts: Sequence[int], span: Span) -> Replacement:
+    (line, column), (end_line, end_column) = (_position(starts, offset) for offset in span[:2])
+    return Replacement(Place(path, line, column, end_line, end_column), span[2])
+
+
+def _position(starts: Sequence[int], offset: int) -> tuple[int, int]:
+    line = bisect_right(starts, offset)
+    return line, offset - starts[line - 1] + 1
+
+
+def applied(data: bytes, fixes: Sequence[tuple[Fix, tuple[Replacement, ...]]]) -> tuple[bytes, int]:
+    """A file's content with fixes made that do not get in each other's way, and how many; the others wait for the next pass.
+
+    Raises NoFixError where the content would not parse then.
+    """
+    text = Text.of(data)
+    starts = text.starts
+    taken: set[Span] = set()
+    statements = False
+    count = 0
+    for fix, replacements in fixes:
+        spans = {_span(starts, each) for each in replacements}
+        if any(edit.kind == "before" for edit in fix.edits):
+            if statements:
+                continue  # two statements that one place needs once would both be written
+            statements = True
+        if not overlapping(sorted(taken | spans)):
+            taken |= spans
+            count += 1
+    changed = text.with_spans(taken)
+    if not changed.parses():
+        raise NoFixError("its fixes together would leave no Python")
+    return changed.data, count
+
+
+def _span(starts: Sequence[int], each: Replacement) -> Span:
+    place = each.place
+    return (
+        starts[place.line - 1] + place.column - 1,
+        starts[place.end_line - 1] + place.end_column - 1,
+        each.text,
+    )

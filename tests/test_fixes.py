@@ -1,0 +1,262 @@
+"""Fixes: what they change is the fault and nothing else, in every file that holds one, and what cannot be fixed stays as it is."""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from precisionlint import catalogue, checking
+from precisionlint.cli import main
+from precisionlint.config import Configuration
+from precisionlint.findings import Finding, Report
+from precisionlint.fixing import fix
+
+ROOT = Path(__file__).parent.parent
+RULES = catalogue.load()
+PROGRAMS = {
+    f"{rule.name}-{example.line}": example.code.encode()
+    for rule in RULES.values()
+    for example in catalogue.examples(rule)
+    if example.kind == "wrong" and example.language == "python"
+} | {path.stem: path.read_bytes() for path in sorted((ROOT / "fixtures/broken").glob("*.py"))}
+"""Name -> a program with a fault: the wrong examples of all pages, and the broken fixtures of one file."""
+
+ARANGE = b"import torch\n\n\ndef steps(n):\n    return torch.arange(n, dtype=torch.bfloat16)\n"
+AUTOCAST = b"import torch\n\n\ndef run(model, x):\n    with torch.cuda.amp.autocast():\n        return model(x)\n"
+
+
+@cache
+def check(name: str, data: bytes) -> Report:
+    rules = Configuration({"select": ("all",)}, isolated=True)
+    return checking.check(checking.Request((name,), rules, texts={name: data}, fixes=True))
+
+
+def fixed(name: str, data: bytes, *, unsafe: bool) -> bytes:
+    changes, errors = fix(check(name, data), check, unsafe=unsafe)
+    assert not errors
+    return changes[name].after if name in changes else data
+
+
+@cache
+def offered() -> dict[str, set[str]]:
+    """Rule -> the kinds of fixes that are offered for it in any of the programs."""
+    kinds: dict[str, set[str]] = {}
+    for name, data in PROGRAMS.items():
+        for finding in check(f"{name}.py", data).replacements:
+            assert finding.fix is not None
+            kinds.setdefault(finding.rule, set()).add("safe" if finding.fix.safe else "unsafe")
+    return kinds
+
+
+def rules_of(findings: "tuple[Finding, ...]") -> list[str]:
+    return sorted(finding.rule for finding in findings)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_fixed_is_gone_and_nothing_new_is_found(name: str):
+    path, data = f"{name}.py", PROGRAMS[name]
+    before = check(path, data)
+    after_data = fixed(path, data, unsafe=True)
+    if not before.replacements:
+        assert after_data == data
+        return
+    ast.parse(after_data)
+    after = check(path, after_data)
+    assert not after.replacements, "a fix that can be made is left"
+    left = rules_of(tuple(finding for finding in before.findings if finding not in before.replacements))
+    assert rules_of(after.findings) == left, after_data.decode()
+    assert fixed(path, after_data, unsafe=True) == after_data
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_without_leave_for_others_only_safe_fixes_are_made(name: str):
+    path, data = f"{name}.py", PROGRAMS[name]
+    before = check(path, data)
+    kept = [each for each in before.findings if each not in before.replacements or not each.fix or not each.fix.safe]
+    after = check(path, fixed(path, data, unsafe=False))
+    assert rules_of(after.findings) == rules_of(tuple(kept))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_page_says_whether_there_is_a_fix(rule: str):
+    kinds = offered().get(rule, set())
+    assert RULES[rule].fix == ("safe" if "safe" in kinds else "unsafe" if kinds else "none")
+    told = "## Fix" in catalogue.body(RULES[rule]) or "--fix" in catalogue.body(RULES[rule])
+    assert told == bool(kinds)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (ARANGE.replace(b"\n", b"\r\n"), ARANGE.replace(b"bfloat16", b"float32").replace(b"\n", b"\r\n")),
+        (ARANGE.replace(b"    ", b"\t"), ARANGE.replace(b"bfloat16", b"float32").replace(b"    ", b"\t")),
+        (b"\xef\xbb\xbf" + ARANGE, b"\xef\xbb\xbf" + ARANGE.replace(b"bfloat16", b"float32")),
+        (ARANGE.rstrip(b"\n"), ARANGE.replace(b"bfloat16", b"float32").rstrip(b"\n")),
+        (
+            b"# coding: latin-1\nE = '\xe9'\n" + ARANGE,
+            b"# coding: latin-1\nE = '\xe9'\n" + ARANGE.replace(b"bfloat16", b"float32"),
+        ),
+        (b"s = '\xc3\xa9'; " + ARANGE, b"s = '\xc3\xa9'; " + ARANGE.replace(b"bfloat16", b"float32")),
+        (
+            ARANGE.replace(b"\n\n\n", b"\n\x0c\n"),
+            ARANGE.replace(b"\n\n\n", b"\n\x0c\n").replace(b"bfloat16", b"float32"),
+        ),
+        (
+            ARANGE.replace(b"n, dtype=", b"(  # so\n        n),  # many\n        dtype = "),
+            ARANGE.replace(b"n, dtype=", b"(  # so\n        n),  # many\n        dtype = ").replace(
+                b"bfloat16", b"float32"
+            ),
+        ),
+    ],
+    ids=["crlf", "tabs", "bom", "no newline at end", "latin-1", "after a wide character", "form feed", "comments"],
+)
+def test_all_else_of_a_file_stays_byte_for_byte(before: bytes, after: bytes):
+    assert fixed("steps.py", before, unsafe=True) == after
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            b"from torch import arange, bfloat16\n\n\ndef steps(n):\n    return arange(n, dtype=bfloat16)\n",
+            b"from torch import arange, bfloat16\nimport torch\n\n\ndef steps(n):\n    return arange(n, dtype=torch.float32)\n",
+        ),
+        (
+            b'"""Steps."""\nimport torch as th\n\n\ndef steps(n):\n    return th.arange(n, dtype=th.bfloat16)\n',
+            b'"""Steps."""\nimport torch as th\n\n\ndef steps(n):\n    return th.arange(n, dtype=th.float32)\n',
+        ),
+        (
+            b"from torch import arange, bfloat16, float32\n\n\ndef steps(n):\n    return arange(n, dtype=bfloat16)\n",
+            b"from torch import arange, bfloat16, float32\n\n\ndef steps(n):\n    return arange(n, dtype=float32)\n",
+        ),
+        (
+            b"from torch import arange, bfloat16\n\n\ndef steps(n, torch):\n    return arange(n, dtype=bfloat16)\n",
+            b"from torch import arange, bfloat16\n\n\ndef steps(n, torch):\n    return arange(n, dtype=bfloat16)\n",
+        ),
+    ],
+    ids=["import added", "by its alias", "by its own name", "name taken"],
+)
+def test_names_are_spelled_as_the_file_spells_them(before: bytes, after: bytes):
+    assert fixed("steps.py", before, unsafe=True) == after
+
+
+@pytest.mark.parametrize(
+    ("call", "new"),
+    [
+        ("autocast(args.amp)", 'torch.amp.autocast("cuda", enabled=args.amp)'),
+        ("autocast(True, torch.bfloat16)", 'torch.amp.autocast("cuda", enabled=True, dtype=torch.bfloat16)'),
+        ("autocast(dtype=torch.float16, )", 'torch.amp.autocast("cuda", dtype=torch.float16, )'),
+        ("autocast(**options)", "autocast(**options)"),
+    ],
+)
+def test_arguments_move_with_the_new_name(call: str, new: str):
+    code = "import torch\nfrom torch.cuda.amp import autocast\n\n\ndef run(model, x, args, options):\n    with {}:\n        return model(x)\n"
+    assert new in fixed("run.py", code.format(call).encode(), unsafe=False).decode()
+
+
+def test_the_command_fixes_files_and_reports_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    safe, unsafe = tmp_path / "run.py", tmp_path / "steps.py"
+    safe.write_bytes(AUTOCAST)
+    unsafe.write_bytes(ARANGE)
+    arguments = ["check", str(tmp_path), "--isolated", "--no-cache", "--extend-select", "deprecated-amp-api"]
+
+    assert main([*arguments, "--diff"]) == 1
+    told = capsys.readouterr()
+    assert '+    with torch.amp.autocast("cuda"):' in told.out.splitlines()
+    assert "would fix 1 finding" in told.err
+    assert (safe.read_bytes(), unsafe.read_bytes()) == (AUTOCAST, ARANGE)
+
+    assert main(arguments) == 1
+    assert "1 fixable with --fix, 1 with --fix --unsafe-fixes (--diff shows how)" in capsys.readouterr().out
+
+    assert main([*arguments, "--fix"]) == 1
+    told = capsys.readouterr()
+    assert "half-arange" in told.out and "deprecated-amp-api" not in told.out
+    assert "fixed 1 finding" in told.err
+    assert safe.read_bytes() == AUTOCAST.replace(b"torch.cuda.amp.autocast()", b'torch.amp.autocast("cuda")')
+    assert unsafe.read_bytes() == ARANGE
+
+    assert main([*arguments, "--fix", "--unsafe-fixes"]) == 0
+    assert unsafe.read_bytes() == ARANGE.replace(b"bfloat16", b"float32")
+    assert main([*arguments, "--diff", "--unsafe-fixes"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.py", "steps.py"]
+
+
+def test_what_was_changed_is_read_again_whatever_the_cache_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "steps.py").write_bytes(ARANGE)
+    os.utime(tmp_path / "steps.py", (1e9, 1e9))
+    arguments = ["check", str(tmp_path / "steps.py"), "--isolated", "--cache-dir", str(tmp_path / "cache")]
+    assert main(arguments) == 1
+    assert main([*arguments, "--fix", "--unsafe-fixes"]) == 0
+    assert main(arguments) == 0
+
+
+def test_programs_get_the_fixes_as_edits(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "steps.py").write_bytes(ARANGE)
+    arguments = ["check", str(tmp_path / "steps.py"), "--isolated", "--no-cache"]
+    main([*arguments, "--format", "json"])
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    edit = {"line": 5, "column": 40, "end_line": 5, "end_column": 48, "text": "float32"}
+    assert finding["fix"]["edits"][0] == edit
+    assert finding["fix"]["safe"] is False
+    main([*arguments, "--format", "sarif"])
+    (result,) = json.loads(capsys.readouterr().out)["runs"][0]["results"]
+    (change,) = result["fixes"][0]["artifactChanges"]
+    assert change["replacements"][0]["deletedRegion"]["startColumn"] == 40
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--unsafe-fixes"], "--unsafe-fixes belongs to --fix or --diff"),
+        (["--fix", "--watch"], "--fix and --watch contradict each other"),
+        (["--fix", "--write-baseline", "b"], "--fix and --write-baseline contradict each other"),
+        (["--diff", "--add-ignores"], "--diff and --add-ignores contradict each other"),
+    ],
+)
+def test_options_that_contradict_each_other(options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["check", "x.py", *options]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="permissions bind nobody here")
+def test_a_folder_that_cannot_be_written_leaves_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "steps.py").write_bytes(ARANGE)
+    tmp_path.chmod(0o500)
+    try:
+        assert main(["check", str(tmp_path), "--isolated", "--no-cache", "--fix", "--unsafe-fixes"]) == 2
+    finally:
+        tmp_path.chmod(0o700)
+    assert (tmp_path / "steps.py").read_bytes() == ARANGE
+    assert "steps.py: cannot be written: permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a full disk is made with a limit on the size of files")
+def test_a_full_disk_leaves_the_old_file_whole(tmp_path: Path):
+    data = ARANGE + b"# " + b"x" * 100_000 + b"\n"
+    (tmp_path / "steps.py").write_bytes(data)
+    command = f"ulimit -f 8; trap '' XFSZ; exec {sys.executable} -B -m precisionlint check {tmp_path} --isolated --no-cache --fix --unsafe-fixes"
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert ran.returncode == 2
+    assert "steps.py: cannot be written: file too large" in ran.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.py"]
+    assert (tmp_path / "steps.py").read_bytes() == data
+
+
+def test_the_broken_projects_hold_after_their_fixes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    home = tmp_path / "broken"
+    shutil.copytree(ROOT / "fixtures/broken", home, ignore=shutil.ignore_patterns("__pycache__"))
+    arguments = ["check", str(home), "--isolated", "--no-cache", "--select", "all", "--format", "json"]
+    main(arguments)
+    before = json.loads(capsys.readouterr().out)["findings"]
+    main([*arguments, "--fix", "--unsafe-fixes"])
+    after = json.loads(capsys.readouterr().out)["findings"]
+    assert sorted(each["rule"] for each in after) == sorted(each["rule"] for each in before if each["fix"] is None)
+    for path in home.rglob("*.py"):
+        ast.parse(path.read_bytes())
