@@ -346,25 +346,23 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
         made = frequencies(freq)
         if made is None or frequencies(place) is not None or not positions(place):
             continue
+        held = next((s for s in sources(freq) if s.op == "buffer" and "~weights" in s.dtypes), None)
+        if held is not None and event.scope.enabled is not False:
+            yield cast_frequencies(held, value)
         how = grade(value.dtypes, event.scope)
+        cast = find(value, lambda v: v.op == "cast" and may_be_half(v.dtypes), lambda v: v.op in COUNTED, 16)
+        if how == "likely" and cast is None and held is not None:
+            how = None if value.op != "matmul" else how
         if how is not None:
-            weights = "~weights" in value.dtypes
             # Positions that come as they are, are half only where everything is.
-            made_half = value.op == "matmul" or find(
-                value, lambda v: v.op == "cast" and may_be_half(v.dtypes), limit=16
-            )
+            needs = shown_by(value.dtypes) if value.op == "matmul" or cast is not None else HALF_WEIGHTS
             yield hit(
                 "half-rope",
                 value,
                 how,
                 f"rotary angles are made in {kept_in(how, value.dtypes)}: bf16 has 8 bits for "
-                "position times frequency, and the cosine is wrong by up to 2.0 within 8k positions; make them in fp32"
-                + (
-                    ", from frequencies that model.to(dtype) does not cast (.float() does not bring their bits back)"
-                    if weights
-                    else ""
-                ),
-                (TRAINING, shown_by(value.dtypes) if made_half or weights else HALF_WEIGHTS),
+                "position times frequency, and the cosine is wrong by up to 2.0 within 8k positions; make them in fp32",
+                (TRAINING, AUTOCAST if held is not None and cast is None else needs),
                 (Seen(made.at, "the frequencies"),) if made.at is not None else (),
             )
         elif (
@@ -380,6 +378,23 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
                 needs=(AUTOCAST,),
             )
         return
+
+
+COUNTED = frozenset({"arange", "size", "buffer"})
+"""What does not take the dtype of what it is made from: the count of a cast tensor is an integer."""
+
+
+def cast_frequencies(held: Value, used: Value) -> Hit:
+    """Frequencies in a buffer, which ``model.to(dtype)`` rounds with everything else: what reads them can no longer mend it."""
+    return Hit(
+        "half-rope",
+        held.at,
+        f"the frequencies are a buffer, which model.to(dtype) casts: in bf16 8 bits of them are left, .float() does not bring the others "
+        f"back, and the angles of '{held.name}' are wrong by radians within 8k positions; make them anew in fp32, or keep them out of the cast",
+        (Seen(used.at, "the angles are made of them"),),
+        confidence="likely",
+        needs=(TRAINING, Shows("half parameters")),
+    )
 
 
 PLACES = re.compile(
