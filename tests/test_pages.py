@@ -120,5 +120,6 @@ def test_each_rule_that_is_found_has_what_finds_it_and_each_of_those_a_page():
     from precisionlint.trace.verdicts import RULES as VERDICTS
 
     measured = {rule.name for rule in RULES.values() if any(example.measured for example in catalogue.examples(rule))}
-    assert sorted(VERDICTS) == sorted({rule.name for rule in RULES.values() if rule.found_by == ("audit",)} | measured)
+    only_measured = {rule.name for rule in RULES.values() if rule.found_by == ("audit",)} | measured
+    assert only_measured <= VERDICTS.keys() <= {rule.name for rule in RULES.values() if "audit" in rule.found_by}
     assert sorted((*CHECKS, *COMMENTS)) == sorted(rule.name for rule in RULES.values() if "check" in rule.found_by)
