@@ -99,6 +99,7 @@ def check(request: Request) -> Report:
             suppressed += (Suppressed(each, "unchanged") for index, each in enumerate(kept) if index not in near)
             kept = [each for index, each in enumerate(kept) if index in near]
         findings += kept
+    findings = _gated(findings, dict(found))
     looked_at = {os.path.realpath(path) for _, path in found} if baselines else set()
     stale = [entry for each in dict.fromkeys(baselines.values()) for entry in each.stale(looked_at)]
     return Report(
@@ -111,6 +112,25 @@ def check(request: Request) -> Report:
         request.texts,
         _replacements(findings, request.texts) if request.fixes else {},
     )
+
+
+def _gated(findings: Iterable[Finding], paths: Mapping[str, Path]) -> list[Finding]:
+    """The findings, with fixes unsafe that write what the oldest torch of their project does not know."""
+    oldest: dict[Path, str] = {}
+    gated = []
+    for finding in findings:
+        fix = finding.fix
+        if fix is not None and fix.torch and fix.safe:
+            from precisionlint.source.requirements import oldest_torch, version
+
+            root = find_root(paths[finding.place.path].absolute())
+            if root not in oldest:
+                oldest[root] = oldest_torch(root)
+            if oldest[root] and version(oldest[root]) < version(fix.torch):
+                why = f"it needs torch {fix.torch}, and the project allows {oldest[root]}"
+                finding = replace(finding, fix=replace(fix, unsafe=why))
+        gated.append(finding)
+    return gated
 
 
 def _replacements(findings: Iterable[Finding], texts: Mapping[str, bytes]) -> dict[Finding, tuple[Replacement, ...]]:

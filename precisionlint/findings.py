@@ -42,7 +42,7 @@ class Step:
     message: str
 
 
-EditKind = Literal["argument", "rename", "receiver", "expression", "before"]
+EditKind = Literal["argument", "rename", "receiver", "operands", "before", "comment"]
 """See ``checks.base.Change``."""
 
 
@@ -62,6 +62,8 @@ class Fix:
 
     edits: tuple[Edit, ...]
     unsafe: str = ""
+    torch: str = ""
+    """The version of torch that first knows what it writes, where that is a recent one."""
 
     @property
     def safe(self) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from precisionlint import catalogue
-from precisionlint.findings import Finding, Place, Suppressed
+from precisionlint.findings import Edit, Finding, Fix, Place, Suppressed
 
 MARK = b"precisionlint:"
 """What a file must hold to be looked through at all."""
@@ -215,7 +215,10 @@ def apply(
             take(_finding(UNREASONED, "says no reason: write one after the bracket", comment.at), own)
         if UNUSED in rules and judge:
             for place, message in _unused(index, comment, means[index], used, rules):
-                take(_finding(UNUSED, message, place), own)
+                # A word that names no rule may be meant for one: which, only who wrote it knows.
+                known = any(place == at and means[index][word] for word, at in comment.rules)
+                fix = Fix((Edit("comment", place),)) if known else None
+                take(replace(_finding(UNUSED, message, place), fix=fix), own)
     return kept, suppressed
 
 

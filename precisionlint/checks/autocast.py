@@ -180,6 +180,15 @@ DEPRECATED = {
 }
 
 
+KNOWN_SINCE = {
+    "torch.cuda.amp.GradScaler": "2.3",
+    "torch.cpu.amp.GradScaler": "2.3",
+    "torch.cuda.amp.custom_fwd": "2.4",
+    "torch.cuda.amp.custom_bwd": "2.4",
+}
+"""The version of torch that first has the new name; autocast has had it since 1.10."""
+
+
 @FAMILY.rule("autocast-float32-dtype", Called)
 def autocast_float32_dtype(state: None, event: Called) -> Iterator[Any]:
     made = event.value
@@ -206,6 +215,10 @@ def autocast_float32_dtype(state: None, event: Called) -> Iterator[Any]:
         "autocast has no float32 on this device: it warns each time and disables itself, and half inputs stay half; write enabled=False and "
         "cast them",
         (),
+        fix=Remedy(
+            (Change("argument", event.at, "dtype@!>enabled", "False"),),
+            "half inputs stay half, as before, and no warning says so any more",
+        ),
     )
 
 
@@ -280,5 +293,5 @@ def deprecated_amp_api(state: None, event: Touched) -> Iterator[Any]:
             event.at,
             f"{event.name} is deprecated{since} and warns: {new}",
             (),
-            fix=Remedy((Change("rename", event.at, new.partition("(")[0]),)),
+            fix=Remedy((Change("rename", event.at, new.partition("(")[0]),), torch=KNOWN_SINCE.get(event.name, "")),
         )

@@ -27,13 +27,16 @@ class Seen:
 class Change:
     """What is to change at a place, told without knowing the text there.
 
-    ``"argument"``: the call at ``at`` gets ``text`` as its argument ``name``; ``name`` may end in ``@2``, the position at which it may
-    stand unnamed. ``"rename"``: a name of an outside API becomes ``name``, and a call of it by the old one is made a call by the new one.
-    ``"receiver"``: ``x`` of a call ``x.method(…)`` becomes ``text``. ``"expression"``: the expression at ``at`` becomes ``text``.
-    ``"before"``: ``text`` becomes a statement before the one that holds ``at``.
+    ``"argument"``: the call at ``at`` (or the argument itself, given by its keyword) gets ``text`` as its argument ``name``. After
+    ``@`` may follow the position at which it may stand unnamed (the tensor not counted), ``?`` where that is wherever a dtype stands,
+    or ``!`` where only an argument that is given by its keyword is to change; after ``>`` the keyword that it becomes.
+    ``"rename"``: a name of an outside API becomes ``name``, and a call of it by the old one is made a call by the new one.
+    ``"receiver"``: ``x`` of a call ``x.method(…)`` becomes ``text``. ``"operands"``: each side of the operation (``x`` of ``x.method(…)``,
+    ``x ** 2``, both of ``x * x``) becomes ``text``. ``"before"``: ``text`` becomes a statement before the one that holds ``at``.
+    For the latter three ``name`` is a call that must follow: in the same function, before one of the same block.
 
-    In ``text`` names of outside APIs stand in full (``torch.float32``); ``{}`` is the old source, ``{0}`` that of a call's first
-    argument, ``{tensor}`` that of the tensor that an op works on.
+    In ``text`` names of outside APIs stand in full (``torch.float32``); ``{}`` is the old source, ``{dtype}`` that of the dtype that a
+    cast names, ``{tensor}`` that of the tensor that an op works on.
     """
 
     kind: EditKind
@@ -48,6 +51,8 @@ class Remedy:
 
     changes: tuple[Change, ...]
     unsafe: str = ""
+    torch: str = ""
+    """The version of torch that first knows what it writes, where that is a recent one."""
 
 
 @dataclass(frozen=True, slots=True)

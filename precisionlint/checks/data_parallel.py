@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from precisionlint.checks.base import Automaton, Family, Hit
+from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy
 from precisionlint.recipes import Recipe
 
 FAMILY = Family(Automaton("data-parallel", None, lambda state, event: state))
@@ -25,4 +25,7 @@ def half_gradient_reduction(state: None, recipe: Recipe) -> Iterator[Hit]:
         dtype.at,
         f"gradients are summed over ranks in {dtype.half}: {lost}; reduce them in fp32",
         (),
+        fix=Remedy((Change("argument", dtype.at, dtype.name, "torch.float32"),))
+        if str(dtype.value).startswith("torch.")
+        else None,
     )

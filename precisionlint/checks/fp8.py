@@ -190,6 +190,10 @@ def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
         "largest value becomes NaN in E4M3 (before torch 2.12) and Inf in E5M2; clamp to its limits first",
         (Seen(scaled.at, "scaled here"),),
         confidence="certain" if known else "likely",
+        fix=Remedy(
+            (Change("receiver", value.at, text="{}.clamp(torch.finfo({dtype}).min, torch.finfo({dtype}).max)"),),
+            "" if known else "it raises where this is a dtype of integers",
+        ),
     )
 
 

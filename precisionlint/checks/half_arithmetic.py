@@ -144,6 +144,9 @@ def norm_without_upcast(state: None, event: Computed) -> Iterator[Any]:
             "fp16 300 squared is inf, in bf16 the norm keeps 8 bits; normalise in fp32 and cast the result back",
             needs,
             (Seen(square.at, "squared as it comes"), Seen(value.at, "and divided by the root of their mean")),
+            Remedy(
+                (Change("operands", square.at, text="{}.float()"),), "what is not cast back after the norm becomes fp32"
+            ),
         )
         return
 
@@ -484,8 +487,10 @@ def half_gradient_norm(state: None, event: Computed) -> Iterator[Any]:
     if "dtype" in value.options:
         return
     inner: Value | None = value.inputs[0]
+    square: Value | None = None
     if value.op == "sum":
-        inner = next((operand for s in sources(value.inputs[0]) if (operand := operand_of_square(s)) is not None), None)
+        square = next((s for s in sources(value.inputs[0]) if operand_of_square(s) is not None), None)
+        inner = operand_of_square(square) if square is not None else None
     if inner is None:
         return
     gradient = next((s for s in sources(inner) if s.op == "gradient"), None)
@@ -499,8 +504,13 @@ def half_gradient_norm(state: None, event: Computed) -> Iterator[Any]:
         "the norm of gradients is kept in their own dtype: with half weights fp16 is inf above 65504 and bf16 has steps of 1/256, and the clip that "
         "follows takes it as it is; give it dtype=torch.float32",
         (TRAINING, HALF_PARAMETERS),
-        # Squares that overflowed before they are summed stay inf: there a dtype for the sum helps little.
-        fix=Remedy((Change("argument", value.at, "dtype", "torch.float32"),), "the norm becomes fp32")
-        if value.op == "norm"
-        else None,
+        # A dtype for the sum of squares would come too late: fp16 overflows where they are squared.
+        fix=Remedy(
+            (
+                Change("argument", value.at, "dtype", "torch.float32")
+                if square is None
+                else Change("operands", square.at, text="{}.float()"),
+            ),
+            "the norm becomes fp32",
+        ),
     )

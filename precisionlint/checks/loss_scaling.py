@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
-from precisionlint.checks.scale_ledger import Ledger, Own, Pending, advance, in_half, owned, seen, settle, stakes
+from precisionlint.checks.base import Automaton, Change, Evidence, Family, Hit, Remedy, Seen
+from precisionlint.checks.scale_ledger import Ledger, Made, Own, Pending, advance, in_half, owned, seen, settle, stakes
 from precisionlint.events import (
     Backward,
     Checkpoint,
@@ -94,7 +94,16 @@ def clip_before_unscale(ledger: Ledger, event: Grads) -> Iterator[Any]:
         f"(the initial scale), {consequence}",
         trace(pending, seen(event, "clipped here, not unscaled since")),
         needs=hand_needs(pending.scaler),
+        fix=unscaled_first(event, pending.scaler, own),
     )
+
+
+def unscaled_first(event: Grads, scaler: Named, own: Own | None) -> Remedy | None:
+    """unscale_ before a clip, where the step follows in its block."""
+    if by_hand(scaler) or own is None or not own.optimizer.name or not scaler.name:
+        return None
+    step = f"{scaler.name}.step({own.optimizer.name})"
+    return Remedy((Change("before", event.at, step, f"{scaler.name}.unscale_({own.optimizer.name})"),))
 
 
 @FAMILY.rule("scaled-gradients-read", Grads)
@@ -185,6 +194,16 @@ def backward_without_scale(ledger: Ledger, event: Backward | Step) -> Iterator[A
         "step divides all of them by the scale (65536 at first)",
         (ledger.plain, seen(event, f"'{event.via.name}' divides the gradients by its scale and steps")),
         unless=() if made else (("scaled", event.via.id),),
+        fix=Remedy(
+            (
+                Change(
+                    "receiver",
+                    ledger.plain.at,
+                    f"{event.via.name}.step({event.optimizer.name})",
+                    f"{event.via.name}.scale({{}})",
+                ),
+            )
+        ),
     )
 
 
@@ -305,7 +324,8 @@ def scaler_with_half_weights(ledger: Ledger, event: Grads | Step) -> Iterator[An
 @FAMILY.rule("scaler-with-bf16", LossScaled)
 def scaler_with_bf16(ledger: Ledger, event: LossScaled) -> Iterator[Any]:
     if event.region is not None and event.region.dtype == "bfloat16" and event.region.device != "cpu":
-        made = next((m.seen for m in ledger.made if m.scaler == event.scaler), None)
+        maker = next((m for m in ledger.made if m.scaler == event.scaler), None)
+        made = maker.seen if maker is not None else None
         if made is None and event.region.when:
             return  # a scaler from outside may depend on the same choice
         yield Hit(
@@ -322,7 +342,17 @@ def scaler_with_bf16(ledger: Ledger, event: LossScaled) -> Iterator[Any]:
                 )
                 if s
             ),
+            fix=switched_off(maker, event) if maker is not None else None,
         )
+
+
+def switched_off(maker: Made, event: LossScaled) -> Remedy | None:
+    """The scaler made disabled, where nothing decides between this and another way to train."""
+    assert event.region is not None
+    if event.region.when or event.when or maker.seen.when or not maker.cls.startswith("torch."):
+        return None
+    position = 3 if maker.cls.startswith("torch.cuda.amp.") else 4
+    return Remedy((Change("argument", maker.seen.at, f"enabled@{position}", "False"),))
 
 
 @FAMILY.rule("fp16-without-scaler", Backward, ScalerMade, LossScaled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from precisionlint.checks.base import Automaton, Family, Hit, Seen
+from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.events import Event
 from precisionlint.findings import Confidence
 from precisionlint.kernel_facts import FP8, HALVES, Accumulated, Dotted, Reduced, Typed
@@ -38,6 +38,13 @@ def triton_half_accumulator(state: None, event: Accumulated) -> Iterator[Any]:
             Seen(event.at, "added to in each turn"),
         ),
         confidence=_confidence(event.dtype),
+        fix=Remedy(
+            (
+                Change("argument", event.made, "dtype@?", "triton.language.float32"),
+                *((Change("argument", event.at, "out_dtype@!", "triton.language.float32"),) if event.by_dot else ()),
+            ),
+            "what the kernel does with the sum meets fp32 there",
+        ),
     )
 
 

@@ -14,6 +14,10 @@ from precisionlint.source.names import Names
 
 OUTSIDE = re.compile(r"(?<![\w.])(?:torch|triton\.language|transformer_engine\.pytorch)(?:\.\w+)+")
 """A name of an outside API in the text of an edit."""
+DTYPE = re.compile(r"(?:float|int)\d+$|\.half$")
+FP8 = re.compile(r"dtype|fp8|float8|e4m3|e5m2|f8", re.I)
+COMMENT = re.compile(r"#\s*precisionlint:\s*[\w-]+\s*\[(?P<words>[^\]]*)\][^#]*")
+"""A comment for this program up to the next one."""
 DEVICES = {"torch.cuda.amp.": "cuda", "torch.cpu.amp.": "cpu"}
 AUTOCAST = ("enabled", "dtype", "cache_enabled")
 """The arguments of autocast by its old name, in their order; the new one has another."""
@@ -37,9 +41,12 @@ class Renderer:
         self.parents = self.wrapper.resolve(ParentNodeProvider)
         self.starts = [0, *(match.end() for match in NEWLINE.finditer(text))]
         self.nodes: dict[tuple[int, int], list[cst.BaseExpression]] = {}
+        self.arguments: dict[tuple[int, int], cst.Arg] = {}
         for node in self.positions:
             if isinstance(node, cst.BaseExpression):
                 self.nodes.setdefault(self.span(node), []).append(node)
+            elif isinstance(node, cst.Arg) and node.keyword is not None:
+                self.arguments[self.span(node.keyword)[0], self.span(node.value)[1]] = node
 
     # -- places
 
@@ -48,11 +55,15 @@ class Renderer:
         at = self.positions[node]
         return self.starts[at.start.line - 1] + at.start.column, self.starts[at.end.line - 1] + at.end.column
 
+    def offsets(self, place: Place) -> tuple[int, int]:
+        return (
+            self.starts[place.line - 1] + place.column - 1,
+            self.starts[place.end_line - 1] + place.end_column - 1,
+        )
+
     def at(self, place: Place) -> list[cst.BaseExpression]:
         """The expressions that stand at a place, the outermost first."""
-        start = self.starts[place.line - 1] + place.column - 1
-        end = self.starts[place.end_line - 1] + place.end_column - 1
-        found = self.nodes.get((start, end))
+        found = self.nodes.get(self.offsets(place))
         if not found:
             raise NoFixError("nothing stands there that could be changed")
         return found
@@ -81,12 +92,12 @@ class Renderer:
                 return self.rename(edit)
             case "receiver":
                 return self.receiver(edit)
-            case "expression":
-                old = self.at(edit.place)[0]
-                text, imports = self.filled(edit.text, edit.place, self.code(old.with_changes(lpar=(), rpar=())))
-                return [(*self.span(old), text), *imports]
+            case "operands":
+                return self.operands(edit)
             case "before":
                 return self.before(edit)
+            case "comment":
+                return [without_comment(self.text, self.starts, edit.place)]
 
     def filled(self, template: str, place: Place, old: str = "", **parts: str) -> tuple[str, list[Span]]:
         """The text of an edit as this file spells it, and the imports that it needs."""
@@ -104,29 +115,53 @@ class Renderer:
         return text, imports
 
     def argument(self, edit: Edit) -> list[Span]:
+        name, _, became = edit.name.partition(">")
+        name, _, position = name.partition("@")
+        argument = self.arguments.get(self.offsets(edit.place))
+        if argument is not None:
+            text, imports = self.filled(edit.text, edit.place)
+            return [(*self.span(argument.value), text), *imports]
         call = self.call(edit.place)
         if any(each.star for each in call.args):
             raise NoFixError("arguments are handed on there")
-        name, _, position = edit.name.partition("@")
-        function = self.is_function(call)
-        held = next((each for each in call.args if each.keyword is not None and each.keyword.value == name), None)
-        plain = [each for each in call.args if each.keyword is None]
-        if held is None and position and int(position) + function < len(plain):
-            held = plain[int(position) + function]
-        parts = {"tensor": self.tensor(call, function)} if "{tensor}" in edit.text else {}
+        held = self.held(call, name, position)
+        parts = {"tensor": self.tensor(call)} if "{tensor}" in edit.text else {}
         text, imports = self.filled(edit.text, edit.place, self.code(held.value) if held is not None else "", **parts)
-        if held is not None:
+        if held is None:
+            if position == "!":
+                return []
+            return [self.replaced(call, with_argument(call, name, text)), *imports]
+        if not became:
             return [(*self.span(held.value), text), *imports]
-        return [self.replaced(call, with_argument(call, name, text)), *imports]
+        if self.held(call, became, "") is not None:
+            raise NoFixError(f"{became} is given there already")
+        new = named(held.with_changes(value=cst.parse_expression(text)), became)
+        return [self.replaced(call, call.deep_replace(held, new)), *imports]  # type: ignore[arg-type]
+
+    def held(self, call: cst.Call, name: str, position: str) -> cst.Arg | None:
+        """The argument of a call by its keyword, or unnamed at its position."""
+        plain = [each for each in call.args if each.keyword is None]
+        by_keyword = next((each for each in call.args if each.keyword is not None and each.keyword.value == name), None)
+        if by_keyword is not None:
+            return by_keyword
+        if position == "?":
+            return next((each for each in plain if self.is_dtype(each.value)), None)
+        if position.isdecimal() and int(position) + self.is_function(call) < len(plain):
+            return plain[int(position) + self.is_function(call)]
+        return None
+
+    def is_dtype(self, node: cst.BaseExpression) -> bool:
+        full = self.names.full(dotted(node) or "")
+        return full.startswith(("torch.", "triton.language.")) and DTYPE.search(full) is not None
 
     def is_function(self, call: cst.Call) -> bool:
         """Whether a call names a function of a module, not a method of a tensor."""
         name = dotted(call.func)
-        return name is not None and self.names.full(name).startswith("torch.")
+        return name is not None and self.names.full(name).startswith(("torch.", "triton."))
 
-    def tensor(self, call: cst.Call, function: bool) -> str:
+    def tensor(self, call: cst.Call) -> str:
         """What an op works on, where to name it twice does nothing twice."""
-        if function:
+        if self.is_function(call):
             node = next((each.value for each in call.args if each.keyword is None), None)
         else:
             node = call.func.value if isinstance(call.func, cst.Attribute) else None
@@ -136,23 +171,66 @@ class Renderer:
 
     def receiver(self, edit: Edit) -> list[Span]:
         call = self.call(edit.place)
-        if not isinstance(call.func, cst.Attribute) or self.is_function(call) or not call.args:
-            raise NoFixError("no method of a tensor is called there")
-        first = next((each.value for each in call.args if each.keyword is None), None)
-        if first is None or dotted(first) is None:
-            raise NoFixError("the argument has no name there")
+        if not isinstance(call.func, cst.Attribute) or self.is_function(call):
+            raise NoFixError("no method is called there")
+        if edit.name and (call.func.attr.value != "backward" or any(each.keyword is None for each in call.args)):
+            raise NoFixError("no method of a loss is called there")
+        if edit.name and not self.in_function(call, edit.name):
+            raise NoFixError(f"{edit.name} does not stand in this function")
+        parts = {}
+        if "{dtype}" in edit.text:
+            plain = [each.value for each in call.args if each.keyword is None]
+            held = self.held(call, "dtype", "")
+            dtype = held.value if held is not None else plain[0] if len(plain) == 1 else None
+            if dtype is None or dotted(dtype) is None or not FP8.search(self.names.full(dotted(dtype) or "")):
+                raise NoFixError("the dtype has no name there")
+            parts["dtype"] = self.code(dtype)
         old = call.func.value
         start, end = self.span(old)
-        text, imports = self.filled(edit.text, edit.place, self.code(old), **{"0": self.code(first)})
-        return [(start - width(old.lpar), end + width(old.rpar), text), *imports]
+        whole = (start - width(old.lpar), end + width(old.rpar))
+        code = self.code(old.with_changes(lpar=(), rpar=())) if "({})" in edit.text else atom(old, self.code(old))
+        text, imports = self.filled(edit.text, edit.place, code, **parts)
+        return [(*whole, text), *imports]
+
+    def in_function(self, node: cst.CSTNode, code: str) -> bool:
+        """Whether a call stands somewhere in the function (or the top level) that a node stands in."""
+        while not isinstance(node, (cst.FunctionDef, cst.Module)):
+            node = self.parents[node]
+        top = node.body.children if isinstance(node, cst.FunctionDef) else node.body
+        return any(isinstance(each, cst.Call) and self.code(each) == code for part in top for each in inside(part))
+
+    def operands(self, edit: Edit) -> list[Span]:
+        node = self.at(edit.place)[0]
+        sides: list[cst.BaseExpression] = []
+        match node:
+            case cst.Call(func=cst.Attribute(value=value)) if not self.is_function(node):
+                sides = [value]
+            case cst.Call(args=[cst.Arg(keyword=None, star="", value=value), *_]):
+                sides = [value]
+            case cst.BinaryOperation(left=left, operator=cst.Power()):
+                sides = [left]
+            case cst.BinaryOperation(left=left, operator=cst.Multiply(), right=right):
+                sides = [left, right]
+        if not sides:
+            raise NoFixError("the operands are not to be seen there")
+        spans: list[Span] = []
+        for side in sides:
+            start, end = self.span(side)
+            text, imports = self.filled(edit.text, edit.place, atom(side, self.code(side)))
+            spans += [(start - width(side.lpar), end + width(side.rpar), text), *imports]
+        return spans
 
     def before(self, edit: Edit) -> list[Span]:
         """A statement before another one, once for each run of what it is for (``name``, which must follow in a block around it)."""
         node: cst.CSTNode = self.at(edit.place)[0]
         while not isinstance(node, cst.SimpleStatementLine):
             node = self.parents[node]
+            if isinstance(node, (cst.BaseCompoundStatement, cst.Module)):
+                raise NoFixError("no statement can stand before it")
         if not self.followed(node, edit.name):
             raise NoFixError(f"{edit.name} does not follow there")
+        if self.in_function(node, edit.text):
+            raise NoFixError("the function holds this statement already")
         start = self.span(node)[0]
         line = max(each for each in self.starts if each <= start)
         indent = self.text[line:start]
@@ -287,6 +365,34 @@ def inside(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     yield node
     for child in node.children if not isinstance(node, (cst.FunctionDef, cst.Lambda, cst.ClassDef)) else ():
         yield from inside(child)
+
+
+def atom(node: cst.BaseExpression, code: str) -> str:
+    """The code of an expression that a method can be called on."""
+    simple = (cst.Name, cst.Attribute, cst.Call, cst.Subscript, cst.List, cst.Tuple)
+    return code if isinstance(node, simple) or node.lpar else f"({code})"
+
+
+def without_comment(text: str, starts: Sequence[int], place: Place) -> Span:
+    """A comment for this program, or one of its words, taken away; with it the line if nothing else stands there."""
+    begin = starts[place.line - 1]
+    newline = NEWLINE.search(text, begin)
+    end = newline.start() if newline is not None else len(text)
+    line = text[begin:end]
+    start, stop = place.column - 1, place.end_column - 1
+    comment = next((each for each in COMMENT.finditer(line) if each.start() <= start and stop <= each.end()), None)
+    if comment is None:
+        raise NoFixError("no comment stands there")
+    words = [word.strip() for word in (comment["words"] or "").split(",") if word.strip()]
+    kept = [word for word in words if word != line[start:stop]]
+    if kept and len(kept) < len(words):
+        return begin + comment.start("words"), begin + comment.end("words"), ", ".join(kept)
+    before, after = line[: comment.start()].rstrip(), line[comment.end() :]
+    if not before and after:
+        return begin + comment.start(), begin + comment.end(), ""
+    if before:
+        return begin + len(before), begin + comment.end(), "  " if after else ""
+    return begin, newline.end() if newline is not None else end, ""
 
 
 def width(parentheses: Sequence[cst.LeftParen] | Sequence[cst.RightParen]) -> int:

@@ -238,7 +238,7 @@ def fix_of(hit: Hit, path: str, placed: Callable[[Any], Place | None]) -> Fix | 
         if place is None or place.path != path:
             return None
         edits.append(Edit(change.kind, place, change.name, change.text))
-    return Fix(tuple(edits), hit.fix.unsafe)
+    return Fix(tuple(edits), hit.fix.unsafe, hit.fix.torch)
 
 
 def relative(place: Place, display: str) -> Place:
