@@ -736,7 +736,8 @@ class Frame:
                     return self.enter_call(forward, [NOTHING, *args], options, None, node)
             case "input" | "index":
                 # A callable that was passed in: a model, most of the time.
-                return Value("layer", tuple(args), frozenset({f"~{func.name}()"}), self.at(node), func.name)
+                follows = UNKNOWN if torch_calls.asks_for_wide(self.scope) else frozenset({f"~{func.name}()"})
+                return Value("layer", tuple(args), follows, self.at(node), func.name)
         return NOTHING
 
     def enter_call(

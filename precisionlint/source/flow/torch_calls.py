@@ -144,7 +144,13 @@ def method(frame: Frame, obj: Value, name: str, args: list[Value], options: dict
     made = Value("constructed", (obj, *args), UNKNOWN, frame.at(node), f".{name}", options=options)
     frame.tell(Called(made.at, (), made, frame.scope))
     # A method of a model or a batch: what it gives follows the model, like a layer's output.
-    return Value("attribute", (obj,), obj.dtypes if obj.op != "unknown" else UNKNOWN, frame.at(node), name)
+    dtypes = UNKNOWN if obj.op == "unknown" or asks_for_wide(frame.scope) else obj.dtypes
+    return Value("attribute", (obj,), dtypes, frame.at(node), name)
+
+
+def asks_for_wide(scope: Scope) -> bool:
+    """Whether a region asks for fp32: a layer gives that there, or what only its code tells."""
+    return scope.region is not None and scope.region.dtype in WIDE
 
 
 def register_buffer(obj: Value, args: list[Value], at: Any) -> None:
@@ -389,6 +395,6 @@ def autocast(frame: Frame, name: str, args: list[Value], options: dict[str, Valu
     if dtype_value is not None:
         named = dtypes_named(dtype_value)
         dtype = next(iter(named)) if named and len(named) == 1 else ""
-    if dtype in ("float32", "float64") and device != "cuda":
-        enabled = False  # with a warning; CUDA's autocast takes any dtype
+    if dtype in ("float32", "float64") and device not in ("cuda", ""):
+        enabled = False  # with a warning; CUDA's autocast takes any dtype, and a device that is not known may be CUDA's
     return Value("region", (), UNKNOWN, at, name, ref=(enabled, Region(device, dtype, at=at)))
