@@ -27,7 +27,7 @@ from precisionlint.events import (
     covers,
     overlap,
 )
-from precisionlint.values import Called, Computed, Shows, Touched, Value, sources
+from precisionlint.values import Called, Computed, Shows, Touched, Value, known_half, sources
 
 HALF = ("float16", "bfloat16")
 
@@ -295,3 +295,26 @@ def deprecated_amp_api(state: None, event: Touched) -> Iterator[Any]:
             (),
             fix=Remedy((Change("rename", event.at, new.partition("(")[0]),), torch=KNOWN_SINCE.get(event.name, "")),
         )
+
+
+SENSITIVE = frozenset({"exp", "log", "log1p", "pow", "square_pow", "norm", "cumsum", "loss"})
+"""Families that autocast is left for. (torch's own softmax adds up in fp32 whatever it is given; a log-softmax or a cross entropy in half goes
+by rules of its own.)"""
+
+
+@FAMILY.rule("autocast-off-without-cast", Computed)
+def autocast_off_without_cast(state: None, event: Computed) -> Iterator[Any]:
+    value, scope = event.value, event.scope
+    if scope.enabled is not False or value.op not in SENSITIVE or not value.inputs or not scope.grad:
+        return
+    given = value.inputs[0]
+    if not known_half(given.dtypes) or not known_half(value.dtypes) or scope.kind == "test":
+        return
+    dtype = "bf16" if "bfloat16" in given.dtypes else "fp16"
+    yield Hit(
+        "autocast-off-without-cast",
+        value.at,
+        f"autocast is disabled around this {value.op.replace('_pow', '')}, but what it is given is {dtype} already, and nothing lifts it now; "
+        "cast it with .float()",
+        (Seen(given.at, f"made in {dtype}"),) if given.at is not None else (),
+    )

@@ -243,3 +243,20 @@ def fp8_fast_accumulation_in_backward(state: None, event: Called) -> Iterator[An
         (Seen(event.at, "a product of gradients"),),
         fix=Remedy((Change("argument", event.at, "use_fast_accum", "False"),)),
     )
+
+
+@FAMILY.rule("mxfp8-e5m2", Called)
+def mxfp8_e5m2(state: None, event: Called) -> Iterator[Any]:
+    made = event.value
+    if made.name.rpartition(".")[2] != "MXFP8BlockScaling":
+        return
+    chosen = made.options.get("fp8_format")
+    if chosen is None or not chosen.name.endswith(("Format.HYBRID", "Format.E5M2")):
+        return
+    yield Hit(
+        "mxfp8-e5m2",
+        chosen.at,
+        f"MXFP8 with {chosen.name.rpartition('.')[2]}: gradients in E5M2 keep 2 bits, and blocks of 32 with a scale each need no wider range; "
+        "trainings diverged with it. Use Format.E4M3",
+        (Seen(event.at, "the recipe"),),
+    )

@@ -84,7 +84,8 @@ WRITTEN = (
 ARITHMETIC = (
     b"mean(", b"softmax", b"logsumexp", b"exp(", b"arange(", b"inv_freq", b"masked_fill", b"norm(", b".grad", b"float8", b"amax",
     b"use_fast_accum", b"autocast", b"GradScaler", b"binary_cross_entropy", b"BCELoss", b"allow_tf32",
-    b"fp32_precision", b"float32_matmul_precision", b"cudnn.flags",
+    b"fp32_precision", b"float32_matmul_precision", b"cudnn.flags", b"torch.log(", b".log()", b"log1p(", b"topk(", b"F.normalize(",
+    b".half()", b"float16", b"MXFP8BlockScaling",
 )  # fmt: skip
 """What an op or a call of value flow's rules is called."""
 
@@ -92,7 +93,7 @@ KERNELS = (b".dot(", b".sum(", b".cumsum(", b".zeros(", b".full(", b".fma(", b".
 """What a Triton kernel calls of which anything can be said."""
 
 SUBJECTS: tuple[Subject, ...] = (
-    Subject("precisionlint.source.flow", (".py",), ((b"torch",), ARITHMETIC)),
+    Subject("precisionlint.source.flow", (".py",), ((b"torch", b"MXFP8BlockScaling"), ARITHMETIC)),
     Subject("precisionlint.subjects.configurations", (".json", ".yaml", ".yml"), (HALF, CONFIGURED)),
     Subject("precisionlint.subjects.megatron", (".sh",), (HALF, (b"--bf16", b"--fp16"), WRITTEN)),
     Subject("precisionlint.subjects.jax_programs", (".py",), (HALF, (b"jax",), JAX)),

@@ -1,0 +1,238 @@
+"""Arithmetic in half: constants that it cannot hold, and the numbers that a training is steered by.
+
+An epsilon below the least number, one minus an epsilon, noise that begins at zero; losses, choices of experts and totals. The patterns and
+the grades are those of ``half_arithmetic``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from precisionlint.checks.base import Automaton, Family, Seen
+from precisionlint.checks.half_arithmetic import INFERENCE, TRAINING, grade, hit, kept_in, short, trains
+from precisionlint.values import Computed, Scope, Shows, Value, constant, find, known_half, number, shown_by, sources
+
+FAMILY = Family(Automaton("half-limits", None, lambda state, event: state))
+
+
+# -- constants that a half dtype cannot hold
+
+
+@FAMILY.rule("one-minus-epsilon", Computed)
+def one_minus_epsilon(state: None, event: Computed) -> Iterator[Any]:
+    """``log(1 - p)`` of a p that was clamped to at most 1 - eps, where 1 - eps is 1."""
+    value = event.value
+    if value.op not in ("log", "log1p") or not value.inputs or not trains(event.scope):
+        return
+    inner = next(iter(sources(value.inputs[0])), None)
+    if inner is None:
+        return
+    if value.op == "log" and inner.op == "sub" and number(inner.inputs[0]) == 1.0:
+        clamped = clamp_of(inner.inputs[1])
+    elif value.op == "log1p" and inner.op == "neg":
+        clamped = clamp_of(inner.inputs[0])
+    else:
+        return
+    bound = upper_bound(clamped) if clamped is not None else None
+    how = grade(clamped.dtypes, event.scope) if clamped is not None else None
+    if clamped is None or bound is None or how is None or not 1 - 2**-9 < bound < 1.0:
+        return
+    if known_half(clamped.dtypes) and "bfloat16" not in clamped.dtypes and bound < 1 - 2**-12:
+        return
+    yield hit(
+        "one-minus-epsilon",
+        clamped,
+        how,
+        f"the bound {bound:g} is 1.0 in bf16{' and fp16' if bound > 1 - 2**-12 else ''}: a probability of 1 passes the clamp, and log(1 - p) "
+        "is -inf; clamp in fp32",
+        (TRAINING, shown_by(clamped.dtypes), *([Shows("bf16")] if bound < 1 - 2**-12 else [])),
+        (Seen(clamped.at, "clamped below one"), Seen(value.at, "and one minus it goes into a log")),
+    )
+
+
+def clamp_of(value: Value) -> Value | None:
+    return next((source for source in sources(value) if source.op == "clamp"), None)
+
+
+def upper_bound(value: Value) -> float | None:
+    """The constant that a clamp keeps its values below."""
+    return number(value.option("max", 2 if len(value.inputs) > 2 else None))
+
+
+@FAMILY.rule("epsilon-underflow", Computed)
+def epsilon_underflow(state: None, event: Computed) -> Iterator[Any]:
+    """A guard against zero that is itself zero in fp16."""
+    value = event.value
+    if event.scope.kind == "test":
+        return
+    if value.op == "div" and len(value.inputs) == 2:
+        guarded, use = value.inputs[1], "divided by"
+    elif value.op in ("log", "rsqrt", "reciprocal") and value.inputs:
+        guarded, use = value.inputs[0], f"given to {value.op}"
+    elif value.op == "normalize" and value.inputs:
+        guarded, use = value, "divided by"
+    else:
+        return
+    for source in sources(guarded, frozenset({"view", "either", "attribute", "sqrt"})):
+        given = added_guard(source)
+        by_default = given is not None and given.op == "input"
+        eps = number(given.inputs[0] if given is not None and by_default and given.inputs else given)
+        if eps is None or not 0 < eps < 2**-25 or "float16" not in source.dtypes:
+            continue
+        message = (
+            f"{eps:g} is 0 in fp16 (its least number is 6e-8): the guard guards nothing, and a zero that is {use} gives inf or NaN; "
+            "do this in fp32, or with an eps of 1e-4"
+        )
+        trace = (Seen(source.at, "the guard"), Seen(value.at, use))
+        yield hit("epsilon-underflow", source, "likely" if by_default else "certain", message, (), trace)
+        return
+
+
+def added_guard(value: Value) -> Value | None:
+    """The eps of ``x + eps``, ``x.clamp(min=eps)`` or ``F.normalize(x, eps=eps)``."""
+    if value.op == "add" and len(value.inputs) == 2:
+        return value.inputs[1]
+    if value.op == "clamp":
+        return value.option("min", 1)
+    if value.op == "normalize":
+        return value.option("eps", 3) or constant(1e-12)
+    return None
+
+
+@FAMILY.rule("half-noise", Computed)
+def half_noise(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    if value.op != "log" or not value.inputs:
+        return
+    uniform = next((s for s in sources(value.inputs[0]) if from_zero(s)), None)
+    how = grade(uniform.dtypes, event.scope) if uniform is not None else None
+    if uniform is None or how is None or event.scope.kind == "test":
+        return
+    if how == "likely" and (not trains(event.scope) or INFERENCE.search(event.scope.owner.lower())):
+        return
+    yield hit(
+        "half-noise",
+        uniform,
+        how,
+        f"uniform noise is drawn in {kept_in(how, uniform.dtypes)} and goes into a log: one of some hundred (bf16) to "
+        "thousand (fp16) numbers is 0, and its log -inf; draw in fp32 and clamp",
+        (TRAINING, shown_by(uniform.dtypes)),
+        (Seen(value.at, "its log"),),
+    )
+
+
+def from_zero(value: Value) -> bool:
+    """Whether a value is uniform noise that begins at zero."""
+    if value.op == "uniform_":
+        low = value.option("from", 1)
+        return low is None or number(low) == 0.0
+    return value.op in ("rand", "rand_like")
+
+
+# -- logits and routers
+
+
+@FAMILY.rule("loss-on-half-logits", Computed)
+def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    region = event.scope.region
+    if value.op != "cross_entropy" or not value.inputs or not trains(event.scope):
+        return
+    logits = value.inputs[0]
+    if not known_half(logits.dtypes) or (region is not None and region.device != "cuda"):  # CPU's autocast lifts it
+        return
+    # A loss inside CUDA's region is how every program has it; there only a cast to half is this one's.
+    if region is not None and not find(logits, cast_to_half, lambda v: v.op in ("layer", "linear", "matmul"), 24):
+        return
+    yield hit(
+        "loss-on-half-logits",
+        value,
+        "certain",
+        f"cross entropy of {short(logits.dtypes)} logits: the loss is off in its third digit, "
+        "and so are its gradients; cast the logits to float first",
+        (),
+        (Seen(logits.at, "the logits"),) if logits.at is not None else (),
+    )
+
+
+def cast_to_half(value: Value) -> bool:
+    return value.op == "cast" and known_half(value.dtypes)
+
+
+GATES = re.compile(r"gate|gating|rout|moe|expert|topk|top_?2", re.I)
+
+
+@FAMILY.rule("half-router", Computed)
+def half_router(state: None, event: Computed) -> Iterator[Any]:
+    """Experts chosen by sigmoid scores or logits in half; a softmax in half is softmax-in-half."""
+    value = event.value
+    if value.op != "topk" or not value.inputs or not trains(event.scope):
+        return
+    if not GATES.search(f"{event.scope.owner} {event.scope.function}"):
+        return
+    for source in sources(value.inputs[0], frozenset({"view", "either", "attribute", "add"})):
+        how = grade(source.dtypes, event.scope)
+        if how is None or (
+            source.op not in ("sigmoid", "linear") and not (source.op == "layer" and source.name == "Linear")
+        ):
+            continue
+        yield hit(
+            "half-router",
+            value,
+            how,
+            f"experts are chosen by {'scores' if source.op == 'sigmoid' else 'logits'} in {kept_in(how, source.dtypes)}: near ones tie, and "
+            "the choice flips from step to step; take the gate in fp32",
+            (TRAINING, shown_by(source.dtypes)),
+            (Seen(source.at, "the scores"), Seen(value.at, "the choice")),
+        )
+        return
+
+
+@FAMILY.rule("half-running-sum", Computed)
+def half_running_sum(state: None, event: Computed) -> Iterator[Any]:
+    """A total that outlives the call (an attribute of the object), or one that a loop carries from batch to batch."""
+    value, scope = event.value, event.scope
+    if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test":
+        return
+    total, term = value.inputs
+    # What follows the weights is a buffer of a module, and those are seldom cast.
+    if not known_half(total.dtypes) or not known_half(value.dtypes) or term.dtypes <= frozenset({"number"}):
+        return
+    kept = value.name == "in-place state"
+    if not kept and (scope.kind == "module" or not carried(value, total) or not apart(term, scope)):
+        return
+    reduced = find(term, lambda v: v.op in REDUCED, lambda v: v.op in ("layer", "linear"), 16)
+    if reduced is None or find(total, lambda v: v.op == "gradient", limit=8):
+        return
+    yield hit(
+        "half-running-sum",
+        value,
+        "certain",
+        f"a sum over many steps is kept in {short(total.dtypes)}: in bf16 it stands still once it is 256 times "
+        "its terms (fp16: 2048); keep it in fp32",
+        (),
+        (Seen(reduced.at, "what is added"),),
+    )
+
+
+REDUCED = frozenset(
+    {"sum", "matmul", "mean", "running_sum", "cross_entropy", "nll_loss", "loss", "bce", "bce_with_logits"}
+)
+"""What makes a few numbers of many: a loss, a count, a mean."""
+
+
+def carried(value: Value, total: Value) -> bool:
+    """Whether a sum is one that the round before left: its total may be the result of this very addition."""
+    return any(source.op == "add" and source.at == value.at for source in sources(total))
+
+
+def apart(term: Value, scope: Scope) -> bool:
+    """Whether no gradient is taken of a term: it is a metric, not a part of the loss."""
+    if not scope.grad:
+        return True
+    return (
+        find(term, lambda v: v.op == "test" or v.name in ("detach", "data"), lambda v: v.op in ("layer", "linear"), 16)
+        is not None
+    )
