@@ -102,6 +102,9 @@ def check(request: Request) -> Report:
     findings = _gated(findings, dict(found))
     looked_at = {os.path.realpath(path) for _, path in found} if baselines else set()
     stale = [entry for each in dict.fromkeys(baselines.values()) for entry in each.stale(looked_at)]
+    replacements = _replacements(findings, request.texts) if request.fixes else {}
+    if request.fixes:  # what cannot be made here is no fix
+        findings = [each if each.fix is None or each in replacements else replace(each, fix=None) for each in findings]
     return Report(
         tuple(sorted(findings, key=_order)),
         tuple(sorted(errors, key=lambda e: (e.path, e.line or 0))),
@@ -110,16 +113,18 @@ def check(request: Request) -> Report:
         tuple(map(str, stale)),
         _unheard(request, found, settings),
         request.texts,
-        _replacements(findings, request.texts) if request.fixes else {},
+        replacements,
     )
 
 
 def _gated(findings: Iterable[Finding], paths: Mapping[str, Path]) -> list[Finding]:
-    """The findings, with fixes unsafe that write what the oldest torch of their project does not know."""
+    """The findings, with fixes only in files of Python, and unsafe where they write what the project's oldest torch does not know."""
     oldest: dict[Path, str] = {}
     gated = []
     for finding in findings:
         fix = finding.fix
+        if fix is not None and documents.kind(finding.place.path) != "python":
+            finding, fix = replace(finding, fix=None), None
         if fix is not None and fix.torch and fix.safe:
             from precisionlint.source.requirements import oldest_torch, version
 
@@ -137,7 +142,7 @@ def _replacements(findings: Iterable[Finding], texts: Mapping[str, bytes]) -> di
     """The fixes that can be made, as text. A file that cannot be read any more has none."""
     by_path: dict[str, list[Finding]] = {}
     for finding in findings:
-        if finding.fix is not None and documents.kind(finding.place.path) == "python":
+        if finding.fix is not None:
             by_path.setdefault(finding.place.path, []).append(finding)
     if not by_path:
         return {}

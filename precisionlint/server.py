@@ -1,7 +1,7 @@
 """``precisionlint server``: a language server for editors (Language Server Protocol over standard input and output).
 
-Tells findings of open Python files as they stand in the editor, shows a rule's page where the pointer rests on one, and offers to write
-a comment that silences a finding. Reads the project's other files from the disk. Needs pygls (the extra ``lsp``).
+Tells findings of open Python files as they stand in the editor, shows a rule's page where the pointer rests on one, and offers to fix a
+finding or to write a comment that silences it. Reads the project's other files from the disk. Needs pygls (the extra ``lsp``).
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def make() -> tuple[LanguageServer, State]:
 
 def read(path: str, text: str) -> Report:
     """What is found in a file as it stands in the editor. Raises InputError."""
-    return check(Request((path,), Configuration(), texts={path: text.encode("utf-8", errors="surrogatepass")}))
+    held = {path: text.encode("utf-8", errors="surrogatepass")}
+    return check(Request((path,), Configuration(), texts=held, fixes=True))
 
 
 def _is_python(document: TextDocument) -> bool:
@@ -196,7 +197,7 @@ def _page(rule: str, span: types.Range | None) -> types.Hover:
 def _actions(
     document: TextDocument, report: Report | None, diagnostics: Sequence[types.Diagnostic]
 ) -> list[types.CodeAction]:
-    """A comment that silences each finding of ours that the editor asks about."""
+    """The fix of each finding of ours that the editor asks about, and a comment that silences it."""
     if report is None:
         return []
     sources = Sources(report.texts)
@@ -206,6 +207,8 @@ def _actions(
             continue
         for finding in report.findings:
             if finding.rule == diagnostic.code and _range(document, finding.place, sources) == diagnostic.range:
+                if finding in report.replacements:
+                    made.append(_fix(document, report, finding, diagnostic))
                 edit = _silence(document, finding)
                 if edit is not None:
                     made.append(
@@ -218,6 +221,20 @@ def _actions(
                     )
                 break
     return made
+
+
+def _fix(document: TextDocument, report: Report, finding: Finding, diagnostic: types.Diagnostic) -> types.CodeAction:
+    """The action that fixes a finding; the editor makes a safe one when it is asked to fix all it can."""
+    assert finding.fix is not None
+    sources = Sources(report.texts)
+    edits = [types.TextEdit(_range(document, each.place, sources), each.text) for each in report.replacements[finding]]
+    return types.CodeAction(
+        title=f"Fix {finding.rule}" + (f" (unsafe: {finding.fix.unsafe})" if finding.fix.unsafe else ""),
+        kind=types.CodeActionKind.QuickFix,
+        diagnostics=[diagnostic],
+        is_preferred=finding.fix.safe,
+        edit=types.WorkspaceEdit(changes={document.uri: edits}),
+    )
 
 
 def _silence(document: TextDocument, finding: Finding) -> types.TextEdit | None:

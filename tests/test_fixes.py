@@ -168,9 +168,9 @@ def test_names_are_spelled_as_the_file_spells_them(before: bytes, after: bytes):
 @pytest.mark.parametrize(
     ("call", "new"),
     [
-        ("autocast(args.amp)", 'torch.amp.autocast("cuda", enabled=args.amp)'),
-        ("autocast(True, torch.bfloat16)", 'torch.amp.autocast("cuda", enabled=True, dtype=torch.bfloat16)'),
-        ("autocast(dtype=torch.float16, )", 'torch.amp.autocast("cuda", dtype=torch.float16, )'),
+        ("autocast(args.amp)", 'autocast("cuda", enabled=args.amp)'),
+        ("autocast(True, torch.bfloat16)", 'autocast("cuda", enabled=True, dtype=torch.bfloat16)'),
+        ("autocast(dtype=torch.float16, )", 'autocast("cuda", dtype=torch.float16, )'),
         ("autocast(**options)", "autocast(**options)"),
     ],
 )
@@ -193,7 +193,10 @@ def test_the_command_fixes_files_and_reports_what_is_left(tmp_path: Path, capsys
     assert (safe.read_bytes(), unsafe.read_bytes()) == (AUTOCAST, ARANGE)
 
     assert main(arguments) == 1
-    assert "1 fixable with --fix, 1 with --fix --unsafe-fixes (--diff shows how)" in capsys.readouterr().out
+    assert (
+        "1 with a safe fix [*] (--fix), 1 with an unsafe one (--fix --unsafe-fixes); --diff shows"
+        in capsys.readouterr().out
+    )
 
     assert main([*arguments, "--fix"]) == 1
     told = capsys.readouterr()
@@ -349,3 +352,36 @@ def test_gradients_are_unscaled_before_a_clip_only_where_the_step_follows(lines:
 def test_two_clips_of_one_optimizer_are_unscaled_once():
     data = clip(CLIP, CLIP, "scaler.step(optimizer)", "scaler.update()")
     assert fixed(program("twice", data), data, unsafe=True).count(b"unscale_") == 1
+
+
+USES = "\n\ndef run(model, x):\n    scaler = GradScaler()\n    with autocast(dtype=torch.float16):\n        return scaler.scale(model(x))\n"
+NEW = USES.replace("GradScaler()", 'GradScaler("cuda")').replace("autocast(", 'autocast("cuda", ')
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "import torch\nfrom torch.cuda.amp import GradScaler, autocast\n",
+            "import torch\nfrom torch.amp import GradScaler, autocast\n",
+        ),
+        (
+            "import torch\nfrom torch.cuda.amp import (\n    GradScaler,\n    autocast,\n)\n",
+            "import torch\nfrom torch.amp import GradScaler, autocast\n",
+        ),
+        (
+            "import torch\nfrom torch.cuda.amp import autocast\nfrom torch.cuda.amp.grad_scaler import GradScaler\n",
+            "import torch\nfrom torch.amp import autocast\nfrom torch.amp import GradScaler\n",
+        ),
+    ],
+)
+def test_names_are_imported_from_their_new_module(before: str, after: str):
+    data = f"{before}{USES}".encode()
+    assert fixed(program("names", data), data, unsafe=False).decode() == after + NEW
+
+
+def test_an_import_stays_where_its_name_is_read_in_another_way():
+    data = f"import torch\nfrom torch.cuda.amp import GradScaler, autocast\n{USES}\n__all__ = ['autocast']\n".encode()
+    after = fixed(program("all", data), data, unsafe=False).decode()
+    assert "from torch.cuda.amp import autocast\nfrom torch.amp import GradScaler\n" in after
+    assert 'with torch.amp.autocast("cuda", dtype=torch.float16):' in after

@@ -177,13 +177,21 @@ def test_a_finding_can_be_silenced_from_the_editor(call: str, client: Client, tm
     text = CLIP.replace(CLIP_CALL, call)
     found = client.open(path, text)
     foreign = {"range": found[0]["range"], "message": "m", "source": "other", "code": "clip-before-unscale"}
-    (action,) = client.request(
+    actions = client.request(
         "textDocument/codeAction",
         textDocument={"uri": path.as_uri()},
         range=found[0]["range"],
         context={"diagnostics": [*found, foreign]},
     )
-    assert (action["kind"], action["title"]) == ("quickfix", "Silence clip-before-unscale here with a comment")
+    assert [each["kind"] for each in actions] == ["quickfix", "quickfix"]
+    assert [each["title"] for each in actions] == [
+        "Fix clip-before-unscale",
+        "Silence clip-before-unscale here with a comment",
+    ]
+    (inserted,) = actions[0]["edit"]["changes"][path.as_uri()]
+    assert inserted["range"]["start"] == inserted["range"]["end"]
+    assert inserted["newText"].strip() == "scaler.unscale_(optimizer)"
+    action = actions[1]
     (edit,) = action["edit"]["changes"][path.as_uri()]
     silenced = applied(text, edit)
     assert silenced.count("\n") - text.count("\n") in (0, 1)

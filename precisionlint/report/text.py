@@ -89,6 +89,7 @@ def heading(finding: Finding, color: bool) -> str:
     where = paint(f"{shown(finding.place.where)}:{finding.place.column}", "strong", color)
     what = f"{paint(finding.severity, finding.severity, color)} {paint(finding.rule, 'strong', color)}"
     doubt = " [likely]" if finding.confidence == "likely" else ""
+    doubt += " [*]" if finding.fix is not None and finding.fix.safe else ""
     when = paint(f" (when {shown(finding.when)})", "faint", color) if finding.when else ""
     return f"{where}: {what}{doubt}: {shown(finding.message)}{when}"
 
@@ -104,12 +105,12 @@ def verdict(report: Report, color: bool, *, hint: bool = True) -> str:
 
 
 def _fixable(report: Report) -> str:
-    """How many findings have a fix."""
+    """How many findings have a fix. Whether it can be made where they stand, is only known once it is."""
     fixes = [finding.fix for finding in report.findings if finding.fix is not None]
     safe = sum(fix.safe for fix in fixes)
-    parts = [f"{safe} fixable with --fix"] if safe else []
-    parts += [f"{len(fixes) - safe}{'' if safe else ' fixable'} with --fix --unsafe-fixes"] if safe < len(fixes) else []
-    return f"{', '.join(parts)} (--diff shows how)" if parts else ""
+    parts = [f"{safe} with a safe fix [*] (--fix)"] if safe else []
+    parts += [f"{len(fixes) - safe} with an unsafe one (--fix --unsafe-fixes)"] if safe < len(fixes) else []
+    return f"{', '.join(parts)}; --diff shows what can be changed" if parts else ""
 
 
 def _reach(coverage: Coverage, verbose: bool) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
@@ -24,9 +25,12 @@ AUTOCAST = ("enabled", "dtype", "cache_enabled")
 
 
 class Renderer:
-    """The edits of one file. Raises NoFixError where its tree does not give back its text."""
+    """The edits of one file; ``renames``: where a name is to become another.
 
-    def __init__(self, text: str) -> None:
+    Raises NoFixError where the file's tree does not give back its text.
+    """
+
+    def __init__(self, text: str, renames: Iterable[Place] = ()) -> None:
         try:
             module = cst.parse_module(text)
         except (cst.ParserSyntaxError, RecursionError) as error:
@@ -41,6 +45,7 @@ class Renderer:
         self.parents = self.wrapper.resolve(ParentNodeProvider)
         self.starts = [0, *(match.end() for match in NEWLINE.finditer(text))]
         self.nodes: dict[tuple[int, int], list[cst.BaseExpression]] = {}
+        self.renames = {self.offsets(each) for each in renames}
         self.arguments: dict[tuple[int, int], cst.Arg] = {}
         for node in self.positions:
             if isinstance(node, cst.BaseExpression):
@@ -266,18 +271,97 @@ class Renderer:
         if device is None:
             raise NoFixError("it is not called by its old name there")
         last = full.rpartition(".")[2]
+        if isinstance(old, cst.Name) and (statement := self.import_of(old.value)) is not None:
+            with contextlib.suppress(NoFixError):
+                uses = self.uses(old.value)
+                if all(self.span(each) in self.renames for each in uses):
+                    renamed = [self.renamed(each, last, device, old.value) for each in uses]
+                    return [*renamed, *self.moved_import(statement, old.value, edit.name.rpartition(".")[0])]
         text, imports = self.filled(edit.name, edit.place)
+        return [self.renamed(old, last, device, text), *imports]
+
+    def renamed(self, old: cst.BaseExpression, last: str, device: str, text: str) -> Span:
+        """One use of an old name, which now says the device."""
         parent = self.parents[old]
         if isinstance(parent, cst.Call) and parent.func is old:
-            new = device_first(parent, last, device).with_changes(func=cst.parse_expression(text))
-            return [self.replaced(parent, new), *imports]
-        if last.startswith("custom_"):
-            if not isinstance(parent, cst.Decorator):
-                raise NoFixError("it is handed on there")
-            return [(*self.span(old), f'{text}(device_type="{device}")'), *imports]
+            return self.replaced(
+                parent, device_first(parent, last, device).with_changes(func=cst.parse_expression(text))
+            )
+        if last.startswith("custom_") and isinstance(parent, cst.Decorator):
+            return (*self.span(old), f'{text}(device_type="{device}")')
         if last == "GradScaler" and device == "cuda":
-            return [(*self.span(old), text), *imports]
+            return (*self.span(old), text)
         raise NoFixError("it is handed on there")
+
+    # -- imports
+
+    def import_of(self, name: str) -> cst.SimpleStatementLine | None:
+        """The top-level ``from … import`` that binds a name and stands alone on its lines."""
+        for line in self.module.body:
+            if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1:
+                statement = line.body[0]
+                if isinstance(statement, cst.ImportFrom) and name in map(bound_by, aliases(statement)):
+                    return line
+        return None
+
+    def uses(self, name: str) -> list[cst.Name]:
+        """Where a name is read, as far as it is told by its own word: not where a string names it."""
+        found = []
+        for node in self.positions:
+            if isinstance(node, cst.Name) and node.value == name:
+                parent = self.parents[node]
+                if isinstance(parent, (cst.ImportAlias, cst.AsName)) or (
+                    isinstance(parent, (cst.Attribute, cst.Arg)) and node is not parent.value
+                ):
+                    continue
+                found.append(node)
+            elif isinstance(node, cst.SimpleString) and node.raw_value == name:
+                raise NoFixError("the file hands the name on")
+        return found
+
+    def moved_import(self, line: cst.SimpleStatementLine, name: str, module: str) -> list[Span]:
+        """A name imported from another module: with what comes from there already, or by a statement of its own."""
+        statement = line.body[0]
+        assert isinstance(statement, cst.ImportFrom)
+        moved = next(each for each in aliases(statement) if bound_by(each) == name)
+        rest = [each for each in aliases(statement) if each is not moved]
+        others = (each.body[0] for each in self.module.body if isinstance(each, cst.SimpleStatementLine))
+        goal = next((each for each in others if isinstance(each, cst.ImportFrom) and self.is_from(each, module)), None)
+        spans: list[Span] = []
+        if goal is not None:
+            *held, last = aliases(goal)
+            space = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+            names = [*held, last.with_changes(comma=space), moved.with_changes(comma=last.comma)]
+            spans.append((*self.span(goal), self.code(goal.with_changes(names=names))))
+        if rest:
+            rest[-1] = rest[-1].with_changes(comma=aliases(statement)[-1].comma)
+            new = self.code(statement.with_changes(names=rest))
+            if goal is None:
+                alone = self.code(moved.with_changes(comma=cst.MaybeSentinel.DEFAULT))
+                new += f"{self.module.default_newline}from {module} import {alone}"
+            return [*spans, (*self.span(statement), new)]
+        if goal is None:
+            assert statement.module is not None
+            return [(*self.span(statement.module), module)]
+        start, end = self.span(statement)
+        newline = NEWLINE.match(self.text, end)
+        if newline is None:
+            raise NoFixError("something else stands on the line of the import")
+        return [*spans, (start, newline.end(), "")]
+
+    def is_from(self, statement: cst.ImportFrom, module: str) -> bool:
+        named = statement.module is not None and dotted(statement.module) == module and not statement.relative
+        return named and bool(aliases(statement))
+
+
+def aliases(statement: cst.ImportFrom) -> list[cst.ImportAlias]:
+    """The names that a statement imports; none where it imports all."""
+    return [] if isinstance(statement.names, cst.ImportStar) else list(statement.names)
+
+
+def bound_by(alias: cst.ImportAlias) -> str | None:
+    """The name that an import binds."""
+    return alias.evaluated_alias or alias.evaluated_name
 
 
 def device_first(call: cst.Call, last: str, device: str) -> cst.Call:

@@ -72,14 +72,15 @@ class Text:
 
 def rendered(data: bytes, findings: Iterable[Finding]) -> dict[Finding, tuple[Replacement, ...]]:
     """The fixes of a Python file's findings as replacements, of those that can be made there."""
-    wanted = [finding for finding in findings if finding.fix is not None and not finding.place.cell]
+    wanted = [finding for finding in findings if finding.fix is not None]
     if not wanted:
         return {}
     from precisionlint.source.fix_trees import Renderer
 
     try:
         text = Text.of(data)
-        renderer = Renderer(text.text)
+        edits = [edit for finding in wanted if finding.fix is not None for edit in finding.fix.edits]
+        renderer = Renderer(text.text, [edit.place for edit in edits if edit.kind == "rename"])
     except NoFixError:
         return {}
     starts = text.starts
