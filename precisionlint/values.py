@@ -143,9 +143,9 @@ class Touched(Event):
 
 @dataclass(frozen=True, slots=True)
 class Shows:
-    """A fact about the whole project that a finding needs (``Hit.needs``): ``"training"``, ``"fp16"``, ``"bf16"``, ``"half"`` (either),
-    ``"half weights"`` (parameters kept in half, or FSDP's half copies of them), ``"half parameters"`` (the former alone: gradients and
-    buffers are half as well), ``"half autocast"``, ``"loss under autocast"``."""
+    """A fact about the programs of a file that a finding needs (``Hit.needs``): ``"training"``, ``"fp16"``, ``"bf16"``, ``"half"`` (either),
+    ``"half parameters"`` (kept in half: buffers are half as well), ``"half weights"`` (those, or FSDP's half copies, in a file that trains),
+    ``"half gradients"``, ``"half autocast"``, ``"loss under autocast"``. See ``source/flow/evidence.py``."""
 
     what: str
 

@@ -21,7 +21,6 @@ from precisionlint.values import (
     find,
     known_half,
     may_be_half,
-    named,
     number,
     same,
     shown_by,
@@ -31,14 +30,15 @@ from precisionlint.values import (
 FAMILY = Family(Automaton("half-arithmetic", None, lambda state, event: state))
 
 TRAINING, HALF_SHOWN, HALF_WEIGHTS = Shows("training"), Shows("half"), Shows("half weights")
-HALF_PARAMETERS = Shows("half parameters")
 FP16, AUTOCAST = Shows("fp16"), Shows("half autocast")
 
 INFERENCE = re.compile(
     r"generat|sampl|predict|infer|eval|valid|export|decod|visual|plot|^test|convert|quantiz|beam|warp|detect"
 )
 """Functions whose name says that they train nothing."""
-SERVING = re.compile(r"hub_?interface|pipeline|predictor|fill_mask")
+SERVING = re.compile(
+    r"get_(?:occ|bbox|result|pred)|simple_test|forward_test|postprocess|hub_?interface|pipeline|predictor|fill_mask"
+)
 FP16_MAX = 65504.0
 
 
@@ -423,7 +423,10 @@ def half_arange(state: None, event: Computed) -> Iterator[Any]:
         "~weights" in value.dtypes or not PLACES.search(f"{event.scope.owner} {event.scope.function}")
     ):
         return  # levels, bins and the like are few; positions in the dtype of frequencies are half-rope
-    if how == "likely" and named(value.inputs[-1 if len(value.inputs) < 2 else 1], CHANNELS):
+    end = value.inputs[-1 if len(value.inputs) < 2 else 1]
+    if how == "likely" and (
+        number(value.option("step", 2)) == 2 or find(end, lambda v: bool(CHANNELS.search(v.name)), limit=6)
+    ):
         return  # one number a channel: exponents of frequencies, few
     yield hit(
         "half-arange",
@@ -503,7 +506,7 @@ def half_gradient_norm(state: None, event: Computed) -> Iterator[Any]:
         how,
         "the norm of gradients is kept in their own dtype: with half weights fp16 is inf above 65504 and bf16 has steps of 1/256, and the clip that "
         "follows takes it as it is; give it dtype=torch.float32",
-        (TRAINING, HALF_PARAMETERS),
+        (TRAINING, Shows("half gradients")),
         # A dtype for the sum of squares would come too late: fp16 overflows where they are squared.
         fix=Remedy(
             (

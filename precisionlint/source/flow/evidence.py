@@ -47,6 +47,9 @@ DTYPE_AWARE = re.compile(rb"\.dtype\b|\btype_as\(|\.float\(\)|torch\.float32\b|\
 """What only code writes that meets other dtypes than fp32."""
 TEXT = re.compile(rb'"{3}(?:[^\\]|\\.)*?"{3}' + rb"|'{3}(?:[^\\]|\\.)*?'{3}", re.S)
 """Documentation: what it speaks of, the program need not do."""
+IN_TRAINING = {"half weights": ("half parameters", "half copies"), "half gradients": ("half parameters",)}
+"""What is shown by a file that trains, or by the file at hand, alone: others cast models for inference. Weights of a forward are half where
+parameters are kept so, or where FSDP makes half copies of them; gradients only in the first case."""
 SEEN_ONLY = frozenset({"loss under autocast"})
 """What handling dtypes says nothing of: only a line that shows it counts."""
 TESTS = re.compile(r"(?:^|/)(?:tests?|docs?|benchmarks?)/|(?:^|/)(?:test_|conftest)|_test\.py$")
@@ -64,26 +67,29 @@ class Evidence:
         self._lines: dict[Path, dict[str, int]] = {}
         self._programs: dict[Path, list[Path]] = {}
 
-    def shows(self, what: str, near: Path, display: str) -> Place | None:
+    def shows(self, what: str, near: Path, display: str, *, training: bool = False) -> Place | None:
         """Where a program of the file at ``near`` shows it (named ``display`` in its place); None if nothing does.
 
-        A file that takes part in no program that trains is a library's: what reaches it is its callers' affair, and that it handles
-        dtypes at all shows that they come with others than fp32.
+        In a project that trains nothing, a file is a library's: what reaches it is its callers' affair, and that it handles dtypes at
+        all shows that they come with others than fp32.
         """
-        programs = self.programs(near)
         if what == "half":
             return self.shows("bf16", near, display) or self.shows("fp16", near, display)
-        if what == "half weights":  # parameters that are kept in half, or half copies that FSDP makes for the forward
-            return self.shows("half parameters", near, display) or self.shows("half copies", near, display)
+        if what in IN_TRAINING:
+            shown = (self.shows(each, near, display, training=True) for each in IN_TRAINING[what])
+            return next((place for place in shown if place is not None), None)
+        programs = self.programs(near)
         if what in SEEN_ONLY:
             programs = [*self.all_of(near), *self.files]  # a loss may be loaded by name
         elif not any("training" in self.lines(path) for path in programs):
-            line = 1 if what == "training" else self.lines(near).get("dtypes")
-            return Place(display, line, 1, line, 1) if line is not None else None
+            if not any("training" in self.lines(path) for path in self.files):
+                line = 1 if what == "training" else self.lines(near).get("dtypes")
+                return Place(display, line, 1, line, 1) if line is not None else None
+            programs = [near, *self.files]  # loaded by name, in whichever program of the project
         for path in programs:
-            line = self.lines(path).get(what)
-            if line is not None:
-                return Place(display if path == near else path.as_posix(), line, 1, line, 1)
+            lines = self.lines(path)
+            if what in lines and (not training or path == near or "training" in lines):
+                return Place(display if path == near else path.as_posix(), lines[what], 1, lines[what], 1)
         return None
 
     def lines(self, path: Path) -> dict[str, int]:
