@@ -102,6 +102,7 @@ class Flow:
         self.entered: set[int] = set()
         self.classes: list[Class] = []
         self.functions: list[Function] = []
+        self.tests: dict[ast.expr, Asked] = {}
         self.budget = BUDGET
 
     def run(self) -> Iterator[Event]:
@@ -127,6 +128,11 @@ class Flow:
         except Spent:
             pass
         yield from self.events
+
+    def asked(self, test: ast.expr) -> Asked:
+        if test not in self.tests:
+            self.tests[test] = words_of(test)
+        return self.tests[test]
 
     def global_of(self, source: Source, name: str) -> Value | None:
         """A name of a file's top level. Of other files than the one at hand, only the statement that makes the name is run."""
@@ -391,7 +397,7 @@ class Frame:
         self.narrow(node.test)
         while True:  # a chain of elif is one choice, however long
             test = self.expr(node.test)
-            if asks_version(node.test, test):
+            if self.asks_version(node.test, test):
                 self.scope = dataclasses.replace(scope, guarded="version")
             decided = test.op == "constant" and isinstance(test.constant, (bool, type(None))) and self.depth > 0
             if not decided or test.constant:
@@ -408,11 +414,15 @@ class Frame:
 
     def narrow(self, test: ast.expr) -> None:
         """A test of a variable's dtype: what holds on either side of it is not followed, so nothing is known of its dtype from here on."""
-        for node in ast.walk(test):
-            if isinstance(node, ast.Attribute) and node.attr == "dtype" and isinstance(node.value, ast.Name):
-                old = self.lookup(node.value.id)
-                if old is not None and old.op not in ("external", "module", "instance", "file"):
-                    self.names[node.value.id] = Value("view", (old,), UNKNOWN, old.at, old.name)
+        for name in self.flow.asked(test).dtypes_of:
+            old = self.lookup(name)
+            if old is not None and old.op not in ("external", "module", "instance", "file"):
+                self.names[name] = Value("view", (old,), UNKNOWN, old.at, old.name)
+
+    def asks_version(self, test: ast.expr, value: Value) -> bool:
+        """Whether a test asks for a version, or for what a module has."""
+        by_value = find(value, lambda v: bool(VERSION.search(v.name)), limit=12) if value.inputs or value.name else None
+        return self.flow.asked(test).version or by_value is not None
 
     def for_(self, node: ast.For | ast.AsyncFor) -> None:
         over = self.expr(node.iter)
@@ -827,7 +837,7 @@ class Frame:
 
     def conditional(self, node: ast.IfExp) -> Value:
         scope = self.scope
-        if asks_version(node.test, self.expr(node.test)):
+        if self.asks_version(node.test, self.expr(node.test)):
             self.scope = dataclasses.replace(scope, guarded="version")
         self.narrow(node.test)
         value = either([self.expr(node.body), self.expr(node.orelse)])
@@ -927,11 +937,22 @@ def sets(event: Event) -> bool:
     return isinstance(event, Called) and event.value.name == "torch.set_float32_matmul_precision"
 
 
-def asks_version(test: ast.expr, value: Value) -> bool:
-    """Whether a test asks for a version, or for what a module has."""
-    return any(
-        VERSION.search(ast_name(node)) for node in ast.walk(test) if isinstance(node, (ast.Name, ast.Attribute))
-    ) or (find(value, lambda v: bool(VERSION.search(v.name)), limit=12) is not None)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """What a test asks, by its words: for a version or for what a module has, and for the dtypes of which variables."""
+
+    version: bool
+    dtypes_of: tuple[str, ...]
+
+
+def words_of(test: ast.expr) -> Asked:
+    nodes = [node for node in ast.walk(test) if isinstance(node, (ast.Name, ast.Attribute))]
+    dtypes_of = (
+        node.value.id
+        for node in nodes
+        if isinstance(node, ast.Attribute) and node.attr == "dtype" and isinstance(node.value, ast.Name)
+    )
+    return Asked(any(VERSION.search(ast_name(node)) for node in nodes), tuple(dtypes_of))
 
 
 def catches(handler: ast.expr | None) -> bool:

@@ -43,6 +43,13 @@ PATTERNS = {
     ),
     "half copies": re.compile(rb"\bparam_dtype\s*=(?!\s*torch\.float(?:32)?\b)"),
 }  # fmt: skip
+WORDS: dict[str, tuple[bytes, ...]] = {
+    "half autocast": (b"autocast", b"mixed"),
+    "loss under autocast": (b"autocast",),
+    "half parameters": (b"16", b"half", b".to("),
+    "half copies": (b"param_dtype",),
+}
+"""What a file must hold for the slower patterns to match anywhere in it."""
 DTYPE_AWARE = re.compile(rb"\.dtype\b|\btype_as\(|\.float\(\)|torch\.float32\b|\bdtype\s*=\s*\w")
 """What only code writes that meets other dtypes than fp32."""
 TEXT = re.compile(rb'"{3}(?:[^\\]|\\.)*?"{3}' + rb"|'{3}(?:[^\\]|\\.)*?'{3}", re.S)
@@ -96,8 +103,12 @@ class Evidence:
         """What a file shows, and in which line first."""
         if path not in self._lines:
             found: dict[str, int] = {}
-            data = TEXT.sub(lambda text: b"\n" * text[0].count(b"\n"), self.project.read(path) or b"")
+            data = self.project.read(path) or b""
+            if b'"""' in data or b"'''" in data:
+                data = TEXT.sub(lambda text: b"\n" * text[0].count(b"\n"), data)
             for what, pattern in {**PATTERNS, "dtypes": DTYPE_AWARE}.items():
+                if what in WORDS and not any(word in data for word in WORDS[what]):
+                    continue
                 line = first_line(pattern, data)
                 if line is not None:
                     found[what] = line
