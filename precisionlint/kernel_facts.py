@@ -44,13 +44,15 @@ class Reduced(Event):
 @dataclass(frozen=True, slots=True)
 class Dotted(Event):
     """``tl.dot`` of operands of these dtypes. ``carried``: its sum starts from an accumulator that a loop hands on. ``bounded``: it is
-    told after how many of K to promote. ``precise``: it is told how to treat fp32 operands."""
+    told after how many of K to promote. ``precise``: it is told how to treat fp32 operands. ``summed_in``: the dtype that it is told to sum
+    in, where nothing lifts the result."""
 
     a: Typed | None
     b: Typed | None
     carried: str
     bounded: bool
     precise: bool
+    summed_in: Typed | None = None
 
 
 @dataclass(frozen=True, slots=True)

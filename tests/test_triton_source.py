@@ -285,3 +285,20 @@ def test_functions_that_triton_does_not_compile_are_not_read(tmp_path: Path):
         "def plain(x):\n    acc = tl.zeros([4], tl.float16)\n    for k in range(4):\n        acc += x\n    return acc\n"
     )
     assert found(tmp_path, "tl.store(y_ptr, tl.load(x_ptr))", plain) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("s = tl.dot(tl.load(x_ptr), tl.load(y_ptr), out_dtype=tl.float16)\ntl.store(y_ptr, s)", True),
+        (
+            "s = tl.zeros([BLOCK, BLOCK], tl.float16)\ns += tl.dot(tl.load(x_ptr), tl.load(y_ptr), out_dtype=tl.float16)",
+            True,
+        ),
+        ("s = tl.dot(tl.load(x_ptr), tl.load(y_ptr), out_dtype=tl.float16)\ntl.store(y_ptr, s.to(tl.float32))", False),
+        ("s = tl.dot(tl.load(x_ptr), tl.load(y_ptr), out_dtype=tl.float16).to(tl.float32)\ntl.store(y_ptr, s)", False),
+        ("s = tl.dot(tl.load(x_ptr), tl.load(y_ptr), out_dtype=tl.int32)\ntl.store(y_ptr, s)", False),
+    ],
+)
+def test_a_dot_that_sums_in_half_is_told_where_nothing_lifts_it(tmp_path: Path, body: str, told: bool):
+    assert found(tmp_path, body) == ([("triton-half-accumulator", "certain")] if told else [])

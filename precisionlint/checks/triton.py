@@ -21,8 +21,11 @@ STALLS = {"fp16": 2048, "bf16": 256}
 """Where adding ones to a sum stops to change it: 2 to the number of significant bits."""
 
 
-@FAMILY.rule("triton-half-accumulator", Accumulated)
-def triton_half_accumulator(state: None, event: Accumulated) -> Iterator[Any]:
+@FAMILY.rule("triton-half-accumulator", Accumulated, Dotted)
+def triton_half_accumulator(state: None, event: Accumulated | Dotted) -> Iterator[Any]:
+    if isinstance(event, Dotted):
+        yield from summed_in_half(event)
+        return
     dtype = event.dtype.dtype
     if dtype not in HALVES:
         return
@@ -45,6 +48,21 @@ def triton_half_accumulator(state: None, event: Accumulated) -> Iterator[Any]:
             ),
             "what the kernel does with the sum meets fp32 there",
         ),
+    )
+
+
+def summed_in_half(event: Dotted) -> Iterator[Hit]:
+    """A dot that is told to sum its products in half, and whose result goes on in half."""
+    out = event.summed_in
+    if out is None or out.dtype not in HALVES:
+        return
+    yield Hit(
+        "triton-half-accumulator",
+        event.at,
+        f"out_dtype makes this dot sum its products in {out.dtype}, {DIGITS[out.dtype]} bits, and nothing lifts the result: leave out_dtype away "
+        "(fp32), and convert where it is stored",
+        _shown(out),
+        confidence=_confidence(out),
     )
 
 

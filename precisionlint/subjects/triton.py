@@ -107,10 +107,15 @@ class _Body:
         self.file = kernel.file
         self.bound = bound
         self.loops: list[_Loop] = []
+        self.target = ""
+        self.lifted: frozenset[str] = frozenset()
         self.returned: list[Value] = []
 
     def block(self, body: Sequence[ast.stmt], scope: dict[str, Value]) -> None:
+        if not self.lifted:
+            self.lifted = frozenset(_lifted(body))
         for statement in body:
+            self.target = _named(statement)
             self.statement(statement, scope)
 
     def statement(self, node: ast.stmt, scope: dict[str, Value]) -> None:
@@ -335,7 +340,10 @@ class _Body:
         ]
         bounded = "max_num_imprecise_acc" in named or len(values) > 5
         precise = bool({"input_precision", "allow_tf32"} & named.keys()) or len(values) > 3
-        self.tell(Dotted(self.file.place(node), (), sides[0], sides[1], carried, bounded, precise))
+        out = named["out_dtype"].dtypes if "out_dtype" in named else frozenset()
+        held = self.target in self.lifted or (bool(self.loops) and self.target in self.loops[-1].before)
+        summed_in = next(iter(out)) if len(out) == 1 and self.target and not held else None
+        self.tell(Dotted(self.file.place(node), (), sides[0], sides[1], carried, bounded, precise, summed_in))
         if "out_dtype" in named:
             return Value(named["out_dtype"].dtypes)
         given = self.value(accumulator, scope) if accumulator is not None else UNKNOWN
@@ -374,6 +382,30 @@ class _Body:
 
     def tell(self, fact: Event) -> None:
         self.kernel.facts.append(fact)
+
+
+def _named(statement: ast.stmt) -> str:
+    """The variable that takes what a statement computes, where that is one."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign)):
+        target = statement.target
+    else:
+        return ""
+    direct = statement.value is not None and not (
+        isinstance(statement.value, ast.Call) and _last(statement.value.func) == "to"
+    )
+    return target.id if isinstance(target, ast.Name) and direct else ""
+
+
+def _lifted(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """The variables that are converted to fp32 somewhere: what was summed in half goes on in full."""
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
+                given = [*node.args, *(each.value for each in node.keywords)]
+                if isinstance(node.func.value, ast.Name) and any(_last(each) == "float32" for each in given):
+                    yield node.func.value.id
 
 
 def _constants(file: File) -> dict[str, Value]:
