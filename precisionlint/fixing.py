@@ -45,7 +45,7 @@ def fix(
     for path in sorted(paths):
         try:
             before = report.texts[path] if path in report.texts else _read(path)
-            after, count = _passes(path, before, check_text, unsafe=unsafe)
+            after, count = _passes(path, before, report, check_text, unsafe=unsafe)
         except OSError as error:
             errors.append(FileError(path, None, f"cannot be read: {(error.strerror or str(error)).lower()}"))
         except NoFixError as error:
@@ -61,16 +61,19 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-def _passes(path: str, data: bytes, check_text: Callable[[str, bytes], Report], *, unsafe: bool) -> tuple[bytes, int]:
+def _passes(
+    path: str, data: bytes, report: Report, check_text: Callable[[str, bytes], Report], *, unsafe: bool
+) -> tuple[bytes, int]:
+    """A file's content after all passes, of which the first has its findings in ``report``, and how many fixes were made."""
     total = 0
     for _ in range(PASSES):
-        report = check_text(path, data)
-        found = [each for each in report.findings if fixable(report, each, unsafe=unsafe)]
+        found = [each for each in report.findings if each.place.path == path and fixable(report, each, unsafe=unsafe)]
         wanted = [(each.fix, report.replacements[each]) for each in found if each.fix is not None]
         if not wanted:
             break
         data, count = applied(data, wanted)
         total += count
+        report = check_text(path, data)
     return data, total
 
 

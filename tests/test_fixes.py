@@ -385,3 +385,36 @@ def test_an_import_stays_where_its_name_is_read_in_another_way():
     after = fixed(program("all", data), data, unsafe=False).decode()
     assert "from torch.cuda.amp import autocast\nfrom torch.amp import GradScaler\n" in after
     assert 'with torch.amp.autocast("cuda", dtype=torch.float16):' in after
+
+
+def test_calls_of_several_lines_keep_their_layout_at_any_depth():
+    before = """import torch
+
+
+class Trainer:
+    def step(self, batches):
+        for x in batches:
+            with torch.cuda.amp.autocast(
+                enabled=self.amp,  # as asked for
+                dtype=self.dtype,
+            ):
+                self.model(x)
+            grads = [
+                torch.arange(
+                    x.shape[0], dtype=torch.bfloat16
+                ),
+                (
+                    x
+                    * self.scale
+                ).to(torch.float8_e4m3fn),
+            ]
+"""
+    after = (
+        before.replace("torch.cuda.amp.autocast(\n", 'torch.amp.autocast(\n                "cuda",\n')
+        .replace("dtype=torch.bfloat16", "dtype=torch.float32")
+        .replace(
+            ").to(torch.float8",
+            ").clamp(torch.finfo(torch.float8_e4m3fn).min, torch.finfo(torch.float8_e4m3fn).max).to(torch.float8",
+        )
+    )
+    assert fixed(program("layout", before.encode()), before.encode(), unsafe=True).decode() == after

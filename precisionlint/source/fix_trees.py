@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
+from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider, WhitespaceInclusivePositionProvider
 
 from precisionlint.findings import Edit, Place
 from precisionlint.source.fixes import NEWLINE, NoFixError, Span
@@ -42,6 +42,7 @@ class Renderer:
         self.wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
         self.module = module
         self.positions = self.wrapper.resolve(PositionProvider)
+        self.wide = self.wrapper.resolve(WhitespaceInclusivePositionProvider)
         self.parents = self.wrapper.resolve(ParentNodeProvider)
         self.starts = [0, *(match.end() for match in NEWLINE.finditer(text))]
         self.nodes: dict[tuple[int, int], list[cst.BaseExpression]] = {}
@@ -83,8 +84,27 @@ class Renderer:
         return self.module.code_for_node(node)
 
     def replaced(self, old: cst.BaseExpression, new: cst.BaseExpression) -> Span:
-        """An expression changed in its place, where its parentheses stay."""
-        return (*self.span(old), self.code(new.with_changes(lpar=(), rpar=())))
+        """An expression changed in its place. All of the statement is written, since lines are indented by what stands around them."""
+        node: cst.CSTNode = old
+        while not isinstance(self.parents[node], cst.Module):
+            node = self.parents[node]
+        start = 0
+        for each in [*self.module.header, *self.module.body]:
+            before = self.code(each)
+            if each is node:
+                return start, start + len(before), self.code(node.deep_replace(old, new))
+            start += len(before)
+        raise NoFixError("it stands outside of all statements")
+
+    def whole(self, node: cst.BaseExpression) -> tuple[int, int]:
+        """The offsets of an expression with its parentheses."""
+        at = self.wide[node]
+        return self.starts[at.start.line - 1] + at.start.column, self.starts[at.end.line - 1] + at.end.column
+
+    def source(self, node: cst.BaseExpression) -> str:
+        """The text of an expression with its parentheses."""
+        start, end = self.whole(node)
+        return self.text[start:end]
 
     # -- edits
 
@@ -131,13 +151,13 @@ class Renderer:
             raise NoFixError("arguments are handed on there")
         held = self.held(call, name, position)
         parts = {"tensor": self.tensor(call)} if "{tensor}" in edit.text else {}
-        text, imports = self.filled(edit.text, edit.place, self.code(held.value) if held is not None else "", **parts)
+        text, imports = self.filled(edit.text, edit.place, self.source(held.value) if held is not None else "", **parts)
         if held is None:
             if position == "!":
                 return []
             return [self.replaced(call, with_argument(call, name, text)), *imports]
         if not became:
-            return [(*self.span(held.value), text), *imports]
+            return [(*self.whole(held.value), text), *imports]
         if self.held(call, became, "") is not None:
             raise NoFixError(f"{became} is given there already")
         new = named(held.with_changes(value=cst.parse_expression(text)), became)
@@ -192,10 +212,9 @@ class Renderer:
             parts["dtype"] = self.code(dtype)
         old = call.func.value
         start, end = self.span(old)
-        whole = (start - width(old.lpar), end + width(old.rpar))
-        code = self.code(old.with_changes(lpar=(), rpar=())) if "({})" in edit.text else atom(old, self.code(old))
+        code = self.text[start:end] if "({})" in edit.text else atom(old, self.source(old))
         text, imports = self.filled(edit.text, edit.place, code, **parts)
-        return [(*whole, text), *imports]
+        return [(*self.whole(old), text), *imports]
 
     def in_function(self, node: cst.CSTNode, code: str) -> bool:
         """Whether a call stands somewhere in the function (or the top level) that a node stands in."""
@@ -220,9 +239,8 @@ class Renderer:
             raise NoFixError("the operands are not to be seen there")
         spans: list[Span] = []
         for side in sides:
-            start, end = self.span(side)
-            text, imports = self.filled(edit.text, edit.place, atom(side, self.code(side)))
-            spans += [(start - width(side.lpar), end + width(side.rpar), text), *imports]
+            text, imports = self.filled(edit.text, edit.place, atom(side, self.source(side)))
+            spans += [(*self.whole(side), text), *imports]
         return spans
 
     def before(self, edit: Edit) -> list[Span]:
@@ -477,8 +495,3 @@ def without_comment(text: str, starts: Sequence[int], place: Place) -> Span:
     if before:
         return begin + len(before), begin + comment.end(), "  " if after else ""
     return begin, newline.end() if newline is not None else end, ""
-
-
-def width(parentheses: Sequence[cst.LeftParen] | Sequence[cst.RightParen]) -> int:
-    """How many characters parentheses take, with the white space that belongs to them."""
-    return sum(len(cst.Module(()).code_for_node(each)) for each in parentheses)
