@@ -161,7 +161,7 @@ def cast_to_half(value: Value) -> bool:
     return value.op == "cast" and known_half(value.dtypes)
 
 
-GATES = re.compile(r"gate|gating|rout|moe|expert|topk|top_?2", re.I)
+GATES = re.compile(r"gate|gating|rout|moe|expert", re.I)
 
 
 @FAMILY.rule("half-router", Computed)
