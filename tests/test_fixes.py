@@ -9,6 +9,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -418,3 +419,34 @@ class Trainer:
         )
     )
     assert fixed(program("layout", before.encode()), before.encode(), unsafe=True).decode() == after
+
+
+def test_fixed_functions_run_and_compute_what_their_pages_say():
+    torch = pytest.importorskip("torch")
+    before = b"""import torch
+
+
+def masked(q, k, mask):
+    scores = q.half() @ k.half()
+    return scores.masked_fill(mask, -1e9)
+
+
+def steps(n):
+    return torch.arange(n, dtype=torch.bfloat16)
+
+
+def coded(x, scale):
+    return (x * scale).to(torch.float8_e5m2)
+"""
+    after = fixed(program("computed", before), before, unsafe=True)
+    old, new = dict[str, Any](), dict[str, Any]()
+    exec(before, old)
+    exec(after, new)
+    q, mask = torch.eye(2), torch.tensor([[False, True], [False, False]])
+    with pytest.raises(RuntimeError, match="without overflow"):
+        old["masked"](q, q, mask)
+    assert new["masked"](q, q, mask).tolist() == [[1.0, -65504.0], [0.0, 1.0]]
+    assert (len(old["steps"](2048).unique()), len(new["steps"](2048).unique())) == (641, 2048)
+    x = torch.tensor([1.0, 1e6])
+    assert old["coded"](x, 1.0).float().tolist() == [1.0, float("inf")]
+    assert new["coded"](x, 1.0).float().tolist() == [1.0, 57344.0]
