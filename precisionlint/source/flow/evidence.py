@@ -21,7 +21,9 @@ FILES = 5_000
 """How many files of a project are looked at."""
 
 MODEL = rb"(?:\w*[Mm]odel|\w*[Nn]et|unet\w*|\w*transformer|\w*encoder\w*|\w*decoder|backbone|generator|module|self|\w*critic|policy)"
-TRAINS = re.compile(rb"\.backward\(|\bTrainer\(|LightningModule|\.fit\(|\btrain(?:ing)?_step\(|\btrainer\.train\(")
+TRAINS = re.compile(
+    rb"\.backward\(|\bTrainer\(|class[^\n(]*\([^)\n]*LightningModule|\.fit\(|\btrain(?:ing)?_step\(|\btrainer\.train\("
+)
 """What only a program that trains holds; optimizers and schedules are made and wrapped by libraries too."""
 PATTERNS = {
     "training": TRAINS,
