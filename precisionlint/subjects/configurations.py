@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from precisionlint.recipes import Recipe
@@ -19,6 +20,9 @@ FRAMEWORKS = (
     finetuning.reduction,
 )
 
+UNTRAINED = re.compile(r"(?:^|_)(?:teacher|ema)(?:_|$)", re.I)
+"""What a table lies under that speaks of a model which gets no gradients."""
+
 
 def read(file: File) -> Iterator[Recipe]:
     """The recipes of a file; a table belongs to the first framework that knows it.
@@ -26,5 +30,5 @@ def read(file: File) -> Iterator[Recipe]:
     Raises: UnreadableError.
     """
     for document in documents(file):
-        for table in tables(document):
+        for table in tables(document, but=UNTRAINED):
             yield from (recipe for each in FRAMEWORKS if (recipe := each(table)) is not None)

@@ -98,8 +98,8 @@ class Table:
 Node = Scalar | Items | Table
 
 
-def tables(node: Node) -> Iterator[Table]:
-    """Every table of a tree, from the outermost inwards, each once."""
+def tables(node: Node, but: re.Pattern[str] | None = None) -> Iterator[Table]:
+    """Every table of a tree, from the outermost inwards, each once; none under keys in which ``but`` is found."""
     pending, seen = [node], set()
     while pending:
         node = pending.pop()
@@ -108,7 +108,7 @@ def tables(node: Node) -> Iterator[Table]:
         seen.add(id(node))
         if isinstance(node, Table):
             yield node
-            pending.extend(entry.node for entry in reversed(node.entries.values()))
+            pending.extend(e.node for e in reversed(node.entries.values()) if but is None or not but.search(e.key))
         elif isinstance(node, Items):
             pending.extend(reversed(node.items))
 
