@@ -377,3 +377,44 @@ def test_the_project_is_a_program_that_trains(project: str, tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "finetuned.pt").exists()
+
+
+RECIPE = """\
+import copy
+
+import torch
+from torch import nn
+
+
+def main(loader):
+    model = nn.Linear(8, 8).cuda()
+    {before}
+    optimizer = torch.optim.AdamW({weights}, lr=1e-4)
+    for x in loader:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "weights", "after", "dtype"),
+    [
+        ("pass", "model.parameters()", "pass", "fp32"),
+        ("model.bfloat16()", "model.parameters()", "pass", "bf16"),
+        ("model = nn.Sequential(model.half())", "model.parameters()", "pass", "fp16"),
+        ("part = model.half(); model = nn.Sequential(part)", "model.parameters()", "pass", "fp16"),
+        ("model = copy.deepcopy(model.bfloat16())", "model.parameters()", "pass", "bf16"),
+        ("model.bfloat16()", "chosen(model)", "pass", "bf16"),
+        ("reward = nn.Linear(8, 1).half()", "model.parameters()", "pass", "fp32"),
+        ("pass", "model.parameters()", "torch.save(copy.deepcopy(model).half(), 'a.pt')", "fp32"),
+        ("pass", "chosen(model)", "torch.save(copy.deepcopy(model).half(), 'a.pt')", "fp32"),
+    ],
+)
+def test_a_recipe_tells_the_dtype_of_the_weights_that_are_stepped(
+    tmp_path: Path, before: str, weights: str, after: str, dtype: str
+) -> None:
+    (tmp_path / "train.py").write_text(RECIPE.format(before=before, weights=weights, after=after))
+    report = checked(tmp_path / "train.py")
+    assert report.coverage.recipes == (f"no autocast, AdamW on {dtype} weights",)

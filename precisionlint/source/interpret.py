@@ -232,6 +232,7 @@ class Interpreter:
         weights = getattr(event, "weights", None)
         if weights is not None and not isinstance(event, Written):
             self.weight_roots.update(path[0] for path in weights)
+        self.coverage.recipe.note(event)
         self.stand(state, self.judge.advance(state.checks, event, self.report))
 
     def stand(self, state: State, checks: tuple[Any, ...]) -> None:

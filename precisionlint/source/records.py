@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from precisionlint.events import Adopted, Copied, Event, Owns, Weights, WeightsTake, covers, moved, overlap
 from precisionlint.source import program as p
 from precisionlint.source.project import ProjectModule
 from precisionlint.source.state import State
@@ -21,6 +22,9 @@ BUDGET = 12_000
 
 FILE_BUDGET = 45_000
 """How many instructions all programs of a file may take together."""
+
+
+HALF = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 Args = tuple[tuple[str | None, Value], ...]
@@ -56,13 +60,34 @@ class Paths:
 
 @dataclass
 class Recipe:
-    """How the programs of a file train, as far as it was seen."""
+    """How the programs of a file train, as far as it was seen.
+
+    ``halves``: weights that took fp16 or bf16; ``stepped``: those of each optimizer, None where they are unknown;
+    ``copies``: those of copied models, which are there to be averaged or saved.
+    """
 
     regions: set[str] = field(default_factory=set)
     scaler: bool = False
     optimizers: set[str] = field(default_factory=set)
-    weights: set[str] = field(default_factory=set)
+    halves: set[tuple[str, Weights]] = field(default_factory=set)
+    stepped: set[Weights | None] = field(default_factory=set)
+    copies: Weights = frozenset()
     clips: set[str] = field(default_factory=set)
+
+    def note(self, event: Event) -> None:
+        """Keeps what an event tells of the weights' dtypes and of who steps them."""
+        if isinstance(event, WeightsTake):
+            if event.dtype in HALF:
+                self.halves.add((HALF[event.dtype], event.weights))
+        elif isinstance(event, Owns):
+            self.stepped.add(event.weights)
+        elif isinstance(event, Copied):
+            self.copies |= event.copy
+            self.halves |= {(dtype, event.copy) for dtype, held in self.halves if overlap(held, event.weights)}
+        elif isinstance(event, Adopted):
+            self.halves = {(dtype, moved(held, event)) for dtype, held in self.halves}
+            self.copies = moved(self.copies, event)
+            self.stepped = {moved(held, event) if held is not None else None for held in self.stepped}
 
     def text(self) -> str:
         """In one line: ``fp16 autocast + GradScaler, AdamW on fp32 weights, clip 1.0``; empty where nothing trains."""
@@ -70,10 +95,15 @@ class Recipe:
             return ""
         forward = [f"{'/'.join(sorted(self.regions))} autocast"] if self.regions else []
         forward += ["GradScaler"] if self.scaler else []
-        weights = "/".join(sorted(self.weights)) or "fp32"
+        weights = "/".join(sorted({dtype for dtype, held in self.halves if self._steps(held)})) or "fp32"
         parts = [" + ".join(forward) or "no autocast", f"{'/'.join(sorted(self.optimizers))} on {weights} weights"]
         parts += [f"clip {'/'.join(sorted(self.clips))}"] if self.clips else []
         return ", ".join(parts)
+
+    def _steps(self, weights: Weights) -> bool:
+        """Whether an optimizer steps any of these weights, as far as it was seen; one that takes unknown ones takes no copies."""
+        known = any(overlap(weights, own) is not False for own in self.stepped if own is not None)
+        return known or (None in self.stepped and not covers(self.copies, weights))
 
 
 @dataclass

@@ -19,7 +19,6 @@ from precisionlint.source.effects.common import (
     one,
     receiver_text,
     region_of,
-    short,
     when,
 )
 from precisionlint.source.effects.copies import cast_value
@@ -97,8 +96,6 @@ def load_weights(it: Interpreter, state: State, instr: p.Call, args: Args) -> Ou
         model = Obj(it.here(branch, instr.at), External("torch.nn.loaded.Model"))
         branch.allocate(model, {})
         dtype = dtype_in(branch, chosen)
-        if dtype in ("float16", "bfloat16"):
-            it.coverage.recipe.weights.add(short(dtype))
         if dtype is not None:
             how = f"from_pretrained(dtype={dtype})"
             it.emit(
@@ -216,8 +213,6 @@ def take(it: Interpreter, state: State, instr: p.Call, receiver: Value, dtype: s
         it.emit(state, Cast(where, when(state), receiver, dtype))
         return cast_value(it, receiver, dtype) if isinstance(receiver, Sym) else receiver
     half = dtype in ("float16", "bfloat16")
-    if half:
-        it.coverage.recipe.weights.add(short(dtype))
     weights, norms = frozenset({weight_path(it, receiver)}), half and has_batchnorm(it, state, receiver)
     it.emit(state, WeightsTake(where, when(state), weights, dtype, how, norms=norms))
     return receiver
