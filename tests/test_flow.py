@@ -15,7 +15,7 @@ from precisionlint.checking import with_deep_stack
 from precisionlint.checks import RULES as CHECKS
 from precisionlint.events import Event
 from precisionlint.findings import Report
-from precisionlint.source.flow import evaluate, ops, read
+from precisionlint.source.flow import ops, read, reading
 from precisionlint.source.flow.evidence import Evidence
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.source.project import Project
@@ -485,7 +485,7 @@ def test_findings_up_to_where_the_budget_ends_stand(code: Code, monkeypatch: pyt
     text += f"\ndef last(x):\n    x = x.half()\n    return {NORM}\n"
     whole = code(text)
     assert [rule for _, rule, _ in whole.faults()] == ["norm-without-upcast"] * 2
-    monkeypatch.setattr(evaluate, "BUDGET", 2_000)
+    monkeypatch.setattr(reading, "BUDGET", 2_000)
     assert whole.faults() == [(6, "norm-without-upcast", "certain")]
     assert whole.findings().errors == ()
 

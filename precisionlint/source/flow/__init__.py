@@ -6,12 +6,15 @@ through loops twice, enters the functions of the project that are called, and te
 
 ``ops``       which names compute what, and what becomes of dtypes
 ``heap``      classes: the attributes that ``__init__`` and the other methods leave
-``evaluate``  expressions and statements
+``evaluate``  one call: its variables, expressions and statements
+``joins``     values of several paths as one
+``words``     what syntax says by its words alone
+``reading``   one file: which functions are read from where, and the other files that names lead to
 ``evidence``  what the project as a whole shows: half precision, training
 """
 
 from __future__ import annotations
 
-from precisionlint.source.flow.evaluate import read
+from precisionlint.source.flow.reading import read
 
 __all__ = ["read"]

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import re
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Event
-from precisionlint.source.apis import table
 from precisionlint.source.flow import torch_calls
-from precisionlint.source.flow.heap import Class, Environment, Function, Source, Spot
+from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Environment, Function, Source, Spent, Spot, instance
+from precisionlint.source.flow.joins import either, element, join, unpacked
 from precisionlint.source.flow.ops import names
+from precisionlint.source.flow.words import (
+    VERSION,
+    annotated,
+    ast_name,
+    catches,
+    is_property,
+    is_property_setter,
+    is_static,
+)
 from precisionlint.source.root import file_of
 from precisionlint.values import (
     BOOL,
-    INT64,
     NO_OPTIONS,
     NUMBER,
     UNKNOWN,
     Called,
     Computed,
     Dtypes,
-    Ended,
     Returned,
     Scope,
     Touched,
@@ -35,14 +40,8 @@ from precisionlint.values import (
 )
 
 if TYPE_CHECKING:
-    from precisionlint.subjects import File
+    from precisionlint.source.flow.reading import Flow
 
-DEPTH = 4
-"""How deep calls of the project's own functions are entered."""
-BUDGET = 150_000
-"""How many expressions are evaluated for one file."""
-SOURCES = 24
-"""How many files of the project one file's values are followed into."""
 LOOPS = 3
 """How many loops inside each other are gone through twice."""
 
@@ -61,197 +60,6 @@ NO_TENSOR = names(
     constant external function class instance module file import builtin constructed region dict tuple many text dtype_of unknown
     """
 )
-VERSION = re.compile(r"version|hasattr|torch_|_torch|requires", re.I)
-"""What a test of a version, or of what a module has, is called."""
-CAUGHT = frozenset(
-    {
-        "ImportError",
-        "ModuleNotFoundError",
-        "AttributeError",
-        "TypeError",
-        "RuntimeError",
-        "NotImplementedError",
-        "Exception",
-        "BaseException",
-    }
-)
-"""Errors by which a program finds out what its torch can do."""
-TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$")
-NOTHING = Value("unknown")
-
-
-class Spent(Exception):  # noqa: N818 - no error: reading ends here
-    """The budget of a file is used up."""
-
-
-def read(file: File) -> Iterator[Event]:
-    """What the functions of a file compute, op by op."""
-    flow = Flow(file)
-    yield from flow.run()
-
-
-class Flow:
-    """The reading of one file."""
-
-    def __init__(self, file: File) -> None:
-        self.file = file
-        self.apis = table()
-        self.source = Source(file, file.project)
-        self.sources: dict[Path, Source | None] = {file.path: self.source}
-        self.events: list[Event] = []
-        self.entered: set[int] = set()
-        self.classes: list[Class] = []
-        self.functions: list[Function] = []
-        self.tests: dict[ast.expr, Asked] = {}
-        self.budget = BUDGET
-
-    def run(self) -> Iterator[Event]:
-        try:
-            Frame(self, self.source, self.source.names, (), Scope(), 0, quiet=False).block(self.file.syntax.body)
-            self.events.append(Ended(None, ()))
-            called = called_names(self.file.syntax)
-            later: list[Function] = []
-            for cls in list(self.classes):
-                self.prepare(cls)
-                for name, method in cls.methods.items():
-                    if name in ("__init__", "__new__") or id(method.node) in self.entered:
-                        continue
-                    if name in called and name not in ("forward", "backward", "__call__", "step"):
-                        later.append(method)
-                    else:
-                        self.root(method)
-            for function in list(self.functions):
-                (later.append if function.name in called else self.root)(function)
-            for function in later:
-                if id(function.node) not in self.entered:
-                    self.root(function)
-        except Spent:
-            pass
-        yield from self.events
-
-    def asked(self, test: ast.expr) -> Asked:
-        if test not in self.tests:
-            self.tests[test] = words_of(test)
-        return self.tests[test]
-
-    def global_of(self, source: Source, name: str) -> Value | None:
-        """A name of a file's top level. Of other files than the one at hand, only the statement that makes the name is run."""
-        found = source.names.get(name)
-        if found is None and source is not self.source and name in source.makers:
-            statements = source.makers.pop(name)  # what a cycle of imports sees meanwhile is nothing
-            Frame(self, source, source.names, (), Scope(), DEPTH - 1, quiet=True).block(statements)
-            found = source.names.get(name)
-        return found
-
-    def prepare(self, cls: Class) -> None:
-        """Runs ``__init__`` for the attributes that it leaves."""
-        for one in reversed(cls.lineage):
-            if not one.ready:
-                one.ready = True
-                for name in ("__init__", "setup", "__post_init__"):
-                    if name in one.methods:
-                        self.call(
-                            one.methods[name],
-                            [],
-                            {},
-                            Scope(setup=True),
-                            1,
-                            receiver=instance(one),
-                            quiet=one.source is not self.source,
-                        )
-                one.settle_buffers()
-
-    def root(self, function: Function) -> None:
-        """A function from its parameters, whose dtypes nobody knows."""
-        self.call(function, [], {}, Scope(), 0, receiver=instance(function.owner) if function.owner else None)
-        self.events.append(Ended(function.node, ()))
-
-    def call(
-        self,
-        function: Function,
-        args: list[Value],
-        options: dict[str, Value],
-        scope: Scope,
-        depth: int,
-        receiver: Value | None = None,
-        quiet: bool = False,
-    ) -> Value:
-        """What a function of the project returns for these arguments; its ops are told."""
-        self.entered.add(id(function.node))
-        source = function.source
-        quiet = quiet or source is not self.source
-        frame = Frame(self, source, {}, function.around, scope_of(function, scope), depth, quiet)
-        frame.bind(function, args, options, receiver)
-        node = function.node
-        if isinstance(node, ast.Lambda):
-            return frame.expr(node.body)
-        frame.decorators(node)
-        frame.block(node.body)
-        return frame.result()
-
-    def import_name(self, source: Source, module: str, level: int, name: str | None) -> Value:
-        """A name of another module: of the project if there is such a file, else of an outside API."""
-        outside = module if name is None else f"{module}.{name}" if module else (name or "")
-        path = source.project.resolve(module, level, source.file.path)
-        if path is None:
-            return Value("external", name=self.apis.canonical(outside))
-        if name is not None and path.name == "__init__.py":
-            part = file_of(path.parent / name)
-            if part is not None:
-                return Value("file", name=outside, ref=part)
-        if name is None:
-            return Value("file", name=outside, ref=path)
-        return Value("import", name=outside, ref=(path, name))
-
-    def resolve(self, value: Value, hops: int = 0) -> Value:
-        """The value of an imported name; the file is read when this is first asked."""
-        if value.op != "import" or hops > 5:
-            return value if value.op != "import" else NOTHING
-        path, name = value.ref
-        source = self.other(path)
-        if source is None:
-            return NOTHING
-        found = self.global_of(source, name)
-        return self.resolve(found, hops + 1) if found is not None else NOTHING
-
-    def other(self, path: Path) -> Source | None:
-        """Another file of the project, as long as there are not too many."""
-        if path not in self.sources and len(self.sources) < SOURCES:
-            self.sources[path] = None
-            file = self.file.beside(path)
-            if file is not None:
-                self.sources[path] = Source(file, self.file.project)
-        return self.sources.get(path)
-
-
-def instance(cls: Class | None) -> Value:
-    return Value("instance", name=cls.node.name if cls else "", ref=cls)
-
-
-def called_names(syntax: ast.Module) -> set[str]:
-    """The names that a file calls, as functions or methods."""
-    found: set[str] = set()
-    for node in ast.walk(syntax):
-        if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name):
-                found.add(node.func.id)
-            elif isinstance(node.func, ast.Attribute):
-                found.add(node.func.attr)
-    return found
-
-
-def scope_of(function: Function, caller: Scope) -> Scope:
-    owner = function.owner
-    kind = owner.kind if owner is not None else ""
-    if kind == "function":
-        kind = "backward" if function.name == "backward" else "forward"
-    if kind in ("", "module") and (function.name.startswith("test") or TEST_FILE.search(function.source.file.display)):
-        kind = "test"
-    if caller.kind == "backward":
-        kind = "backward"
-    name = owner.node.name if owner else ""
-    guarded = "version" if caller.guarded == "version" else ""
-    return Scope(function.name, name, kind, caller.region, caller.enabled, caller.grad, caller.setup, guarded)
 
 
 class Frame:
@@ -525,7 +333,7 @@ class Frame:
             case ast.Tuple() | ast.List():
                 for index, part in enumerate(target.elts):
                     inner = part.value if isinstance(part, ast.Starred) else part
-                    self.assign(inner, item(value, index, self.at(part)))
+                    self.assign(inner, unpacked(value, index, self.at(part)))
             case ast.Attribute():
                 obj = self.expr(target.value)
                 if obj.op == "instance" and obj.ref is not None:
@@ -890,140 +698,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def is_static(node: Any) -> bool:
-    return any(isinstance(d, ast.Name) and d.id in ("staticmethod",) for d in getattr(node, "decorator_list", ()))
-
-
-def is_property(node: Any) -> bool:
-    return any("property" in (ast_name(d) or "") for d in getattr(node, "decorator_list", ()))
-
-
-def is_property_setter(node: Any) -> bool:
-    return any(isinstance(d, ast.Attribute) and d.attr == "setter" for d in node.decorator_list)
-
-
-def ast_name(node: ast.AST) -> str:
-    """The last name in an expression."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Subscript):
-        return ast_name(node.value)
-    return ""
-
-
-PLAIN_TYPES = {"int": NUMBER, "float": NUMBER, "bool": BOOL, "str": UNKNOWN, "LongTensor": INT64, "FloatTensor": frozenset({"float32"}),
-               "BoolTensor": BOOL, "IntTensor": frozenset({"int32"})}  # fmt: skip
-
-
-def annotated(node: ast.expr | None) -> Dtypes | None:
-    """What an annotation says of a parameter's dtype; None where it may be any tensor."""
-    if isinstance(node, ast.BinOp):
-        node = node.left
-    if isinstance(node, ast.Subscript) and ast_name(node) == "Optional":
-        node = node.slice
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return PLAIN_TYPES.get(node.value.rpartition(".")[2])
-    # transformers writes torch.LongTensor for ids but torch.FloatTensor for any float.
-    name = ast_name(node) if node is not None else ""
-    return None if name == "FloatTensor" else PLAIN_TYPES.get(name)
-
-
 def sets(event: Event) -> bool:
     """Whether an event sets something for the whole program: then it is told even where it happens in another file."""
     if isinstance(event, Touched):
         return event.value is not None
     return isinstance(event, Called) and event.value.name == "torch.set_float32_matmul_precision"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
-    """What a test asks, by its words: for a version or for what a module has, and for the dtypes of which variables."""
-
-    version: bool
-    dtypes_of: tuple[str, ...]
-
-
-def words_of(test: ast.expr) -> Asked:
-    nodes = [node for node in ast.walk(test) if isinstance(node, (ast.Name, ast.Attribute))]
-    dtypes_of = (
-        node.value.id
-        for node in nodes
-        if isinstance(node, ast.Attribute) and node.attr == "dtype" and isinstance(node.value, ast.Name)
-    )
-    return Asked(any(VERSION.search(ast_name(node)) for node in nodes), tuple(dtypes_of))
-
-
-def catches(handler: ast.expr | None) -> bool:
-    """Whether a handler of these errors catches what a torch without the name, or with it at odds, raises."""
-    if isinstance(handler, ast.Tuple):
-        return any(catches(one) for one in handler.elts)
-    return handler is None or ast_name(handler) in CAUGHT
-
-
-def either(values: list[Value]) -> Value:
-    """One of several values; those that say nothing of a tensor (None) are left out."""
-    distinct = list({id(v): v for v in values if not (v.op == "constant" and v.constant is None)}.values())
-    if len(distinct) == 1:
-        return distinct[0]
-    if not distinct:
-        return values[0] if values else NOTHING
-    if all(v.op == "constant" for v in distinct) and len({repr(v.constant) for v in distinct}) == 1:
-        return distinct[0]
-    dtypes: Dtypes = frozenset().union(*(value.dtypes for value in distinct))
-    flat = [inner for value in distinct for inner in (value.inputs if value.op == "either" else (value,))]
-    flat = list({id(v): v for v in flat}.values())[:8]
-    return Value("either", tuple(flat), dtypes, distinct[0].at, distinct[0].name)
-
-
-def join(environments: list[Environment]) -> Environment:
-    """The variables after branches of which one ran."""
-    if len(environments) == 1:
-        return environments[0]
-    merged: Environment = {}
-    for name in dict.fromkeys(name for environment in environments for name in environment):
-        values = [environment[name] for environment in environments if name in environment]
-        merged[name] = values[0] if all(value is values[0] for value in values) else either(values)
-    return merged
-
-
-def item(value: Value, index: int, at: Any) -> Value:
-    """A part of a value that is unpacked."""
-    match value.op:
-        case "tuple" if index < len(value.inputs):
-            return value.inputs[index]
-        case "topk" | "max" | "min" | "sort":
-            return value if index == 0 else Value("argmax", value.inputs, INT64, value.at)
-        case "constant" | "unknown" | "dict":
-            return NOTHING
-        case "size":
-            return Value("constant", (), NUMBER, at)
-        case "many":
-            return value.inputs[0]
-    return Value("index", (value,), value.dtypes, at, value.name)
-
-
-def element(value: Value, at: Any) -> Value:
-    """What a loop over a value gives."""
-    match value.op:
-        case "tuple":
-            return either(list(value.inputs)) if value.inputs else NOTHING
-        case "many":
-            return value.inputs[0]
-        case "enumerate":
-            return Value("tuple", (Value("count", (), NUMBER), element(value.inputs[0], at)))
-        case "zip":
-            return Value("tuple", tuple(element(part, at) for part in value.inputs))
-        case "range":
-            return Value("count", (), NUMBER)
-        case "parameters":
-            return Value("weight", (), frozenset({"~weights"}), at, value.name)
-        case "constant" | "unknown" | "external" | "builtin" | "dict":
-            return NOTHING
-        case "items":
-            return Value("tuple", (NOTHING, element(value.inputs[0], at)))
-    return Value("index", (value,), value.dtypes, at, value.name)
 
 
 def builtin(frame: Frame, name: str, args: list[Value], node: ast.Call) -> Value:

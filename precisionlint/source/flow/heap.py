@@ -30,6 +30,10 @@ class Spot:
         return self.file.place(self.node)
 
 
+NOTHING = Value("unknown")
+DEPTH = 4
+"""How deep calls of the project's own functions are entered."""
+
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -152,3 +156,11 @@ class Class:
             if name in cls.attributes:
                 return cls.attributes[name]
         return None
+
+
+def instance(cls: Class | None) -> Value:
+    return Value("instance", name=cls.node.name if cls else "", ref=cls)
+
+
+class Spent(Exception):  # noqa: N818 - no error: reading ends here
+    """The budget of a file is used up."""

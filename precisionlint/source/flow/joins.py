@@ -1,0 +1,72 @@
+"""Values and variables of several paths as one, and the parts of values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from precisionlint.source.flow.heap import NOTHING, Environment
+from precisionlint.values import INT64, NUMBER, Dtypes, Value
+
+
+def either(values: list[Value]) -> Value:
+    """One of several values; those that say nothing of a tensor (None) are left out."""
+    distinct = list({id(v): v for v in values if not (v.op == "constant" and v.constant is None)}.values())
+    if len(distinct) == 1:
+        return distinct[0]
+    if not distinct:
+        return values[0] if values else NOTHING
+    if all(v.op == "constant" for v in distinct) and len({repr(v.constant) for v in distinct}) == 1:
+        return distinct[0]
+    dtypes: Dtypes = frozenset().union(*(value.dtypes for value in distinct))
+    flat = [inner for value in distinct for inner in (value.inputs if value.op == "either" else (value,))]
+    flat = list({id(v): v for v in flat}.values())[:8]
+    return Value("either", tuple(flat), dtypes, distinct[0].at, distinct[0].name)
+
+
+def join(environments: list[Environment]) -> Environment:
+    """The variables after branches of which one ran."""
+    if len(environments) == 1:
+        return environments[0]
+    merged: Environment = {}
+    for name in dict.fromkeys(name for environment in environments for name in environment):
+        values = [environment[name] for environment in environments if name in environment]
+        merged[name] = values[0] if all(value is values[0] for value in values) else either(values)
+    return merged
+
+
+def unpacked(value: Value, index: int, at: Any) -> Value:
+    """A part of a value that is unpacked."""
+    match value.op:
+        case "tuple" if index < len(value.inputs):
+            return value.inputs[index]
+        case "topk" | "max" | "min" | "sort":
+            return value if index == 0 else Value("argmax", value.inputs, INT64, value.at)
+        case "constant" | "unknown" | "dict":
+            return NOTHING
+        case "size":
+            return Value("constant", (), NUMBER, at)
+        case "many":
+            return value.inputs[0]
+    return Value("index", (value,), value.dtypes, at, value.name)
+
+
+def element(value: Value, at: Any) -> Value:
+    """What a loop over a value gives."""
+    match value.op:
+        case "tuple":
+            return either(list(value.inputs)) if value.inputs else NOTHING
+        case "many":
+            return value.inputs[0]
+        case "enumerate":
+            return Value("tuple", (Value("count", (), NUMBER), element(value.inputs[0], at)))
+        case "zip":
+            return Value("tuple", tuple(element(part, at) for part in value.inputs))
+        case "range":
+            return Value("count", (), NUMBER)
+        case "parameters":
+            return Value("weight", (), frozenset({"~weights"}), at, value.name)
+        case "constant" | "unknown" | "external" | "builtin" | "dict":
+            return NOTHING
+        case "items":
+            return Value("tuple", (NOTHING, element(value.inputs[0], at)))
+    return Value("index", (value,), value.dtypes, at, value.name)

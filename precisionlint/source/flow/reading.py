@@ -1,0 +1,181 @@
+"""The reading of one file: its classes and functions, each from what nobody calls down, and the other files that names lead to."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from precisionlint.events import Event
+from precisionlint.source.apis import table
+from precisionlint.source.flow.evaluate import Frame
+from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Function, Source, Spent, instance
+from precisionlint.source.flow.words import TEST_FILE, Asked, called_names, words_of
+from precisionlint.source.root import file_of
+from precisionlint.values import Ended, Scope, Value
+
+if TYPE_CHECKING:
+    from precisionlint.subjects import File
+
+
+SOURCES = 24
+"""How many files of the project one file's values are followed into."""
+
+
+BUDGET = 150_000
+"""How many expressions are evaluated for one file."""
+
+
+def read(file: File) -> Iterator[Event]:
+    """What the functions of a file compute, op by op."""
+    flow = Flow(file)
+    yield from flow.run()
+
+
+class Flow:
+    """The reading of one file."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.apis = table()
+        self.source = Source(file, file.project)
+        self.sources: dict[Path, Source | None] = {file.path: self.source}
+        self.events: list[Event] = []
+        self.entered: set[int] = set()
+        self.classes: list[Class] = []
+        self.functions: list[Function] = []
+        self.tests: dict[ast.expr, Asked] = {}
+        self.budget = BUDGET
+
+    def run(self) -> Iterator[Event]:
+        try:
+            Frame(self, self.source, self.source.names, (), Scope(), 0, quiet=False).block(self.file.syntax.body)
+            self.events.append(Ended(None, ()))
+            called = called_names(self.file.syntax)
+            later: list[Function] = []
+            for cls in list(self.classes):
+                self.prepare(cls)
+                for name, method in cls.methods.items():
+                    if name in ("__init__", "__new__") or id(method.node) in self.entered:
+                        continue
+                    if name in called and name not in ("forward", "backward", "__call__", "step"):
+                        later.append(method)
+                    else:
+                        self.root(method)
+            for function in list(self.functions):
+                (later.append if function.name in called else self.root)(function)
+            for function in later:
+                if id(function.node) not in self.entered:
+                    self.root(function)
+        except Spent:
+            pass
+        yield from self.events
+
+    def asked(self, test: ast.expr) -> Asked:
+        if test not in self.tests:
+            self.tests[test] = words_of(test)
+        return self.tests[test]
+
+    def global_of(self, source: Source, name: str) -> Value | None:
+        """A name of a file's top level. Of other files than the one at hand, only the statement that makes the name is run."""
+        found = source.names.get(name)
+        if found is None and source is not self.source and name in source.makers:
+            statements = source.makers.pop(name)  # what a cycle of imports sees meanwhile is nothing
+            Frame(self, source, source.names, (), Scope(), DEPTH - 1, quiet=True).block(statements)
+            found = source.names.get(name)
+        return found
+
+    def prepare(self, cls: Class) -> None:
+        """Runs ``__init__`` for the attributes that it leaves."""
+        for one in reversed(cls.lineage):
+            if not one.ready:
+                one.ready = True
+                for name in ("__init__", "setup", "__post_init__"):
+                    if name in one.methods:
+                        self.call(
+                            one.methods[name],
+                            [],
+                            {},
+                            Scope(setup=True),
+                            1,
+                            receiver=instance(one),
+                            quiet=one.source is not self.source,
+                        )
+                one.settle_buffers()
+
+    def root(self, function: Function) -> None:
+        """A function from its parameters, whose dtypes nobody knows."""
+        self.call(function, [], {}, Scope(), 0, receiver=instance(function.owner) if function.owner else None)
+        self.events.append(Ended(function.node, ()))
+
+    def call(
+        self,
+        function: Function,
+        args: list[Value],
+        options: dict[str, Value],
+        scope: Scope,
+        depth: int,
+        receiver: Value | None = None,
+        quiet: bool = False,
+    ) -> Value:
+        """What a function of the project returns for these arguments; its ops are told."""
+        self.entered.add(id(function.node))
+        source = function.source
+        quiet = quiet or source is not self.source
+        frame = Frame(self, source, {}, function.around, scope_of(function, scope), depth, quiet)
+        frame.bind(function, args, options, receiver)
+        node = function.node
+        if isinstance(node, ast.Lambda):
+            return frame.expr(node.body)
+        frame.decorators(node)
+        frame.block(node.body)
+        return frame.result()
+
+    def import_name(self, source: Source, module: str, level: int, name: str | None) -> Value:
+        """A name of another module: of the project if there is such a file, else of an outside API."""
+        outside = module if name is None else f"{module}.{name}" if module else (name or "")
+        path = source.project.resolve(module, level, source.file.path)
+        if path is None:
+            return Value("external", name=self.apis.canonical(outside))
+        if name is not None and path.name == "__init__.py":
+            part = file_of(path.parent / name)
+            if part is not None:
+                return Value("file", name=outside, ref=part)
+        if name is None:
+            return Value("file", name=outside, ref=path)
+        return Value("import", name=outside, ref=(path, name))
+
+    def resolve(self, value: Value, hops: int = 0) -> Value:
+        """The value of an imported name; the file is read when this is first asked."""
+        if value.op != "import" or hops > 5:
+            return value if value.op != "import" else NOTHING
+        path, name = value.ref
+        source = self.other(path)
+        if source is None:
+            return NOTHING
+        found = self.global_of(source, name)
+        return self.resolve(found, hops + 1) if found is not None else NOTHING
+
+    def other(self, path: Path) -> Source | None:
+        """Another file of the project, as long as there are not too many."""
+        if path not in self.sources and len(self.sources) < SOURCES:
+            self.sources[path] = None
+            file = self.file.beside(path)
+            if file is not None:
+                self.sources[path] = Source(file, self.file.project)
+        return self.sources.get(path)
+
+
+def scope_of(function: Function, caller: Scope) -> Scope:
+    owner = function.owner
+    kind = owner.kind if owner is not None else ""
+    if kind == "function":
+        kind = "backward" if function.name == "backward" else "forward"
+    if kind in ("", "module") and (function.name.startswith("test") or TEST_FILE.search(function.source.file.display)):
+        kind = "test"
+    if caller.kind == "backward":
+        kind = "backward"
+    name = owner.node.name if owner else ""
+    guarded = "version" if caller.guarded == "version" else ""
+    return Scope(function.name, name, kind, caller.region, caller.enabled, caller.grad, caller.setup, guarded)

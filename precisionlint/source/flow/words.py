@@ -1,0 +1,108 @@
+"""What syntax says by its words alone: tests of versions and dtypes, annotations, decorators, names that are called."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from typing import Any
+
+from precisionlint.values import BOOL, INT64, NUMBER, UNKNOWN, Dtypes
+
+VERSION = re.compile(r"version|hasattr|torch_|_torch|requires", re.I)
+"""What a test of a version, or of what a module has, is called."""
+
+
+CAUGHT = frozenset(
+    {
+        "ImportError",
+        "ModuleNotFoundError",
+        "AttributeError",
+        "TypeError",
+        "RuntimeError",
+        "NotImplementedError",
+        "Exception",
+        "BaseException",
+    }
+)
+"""Errors by which a program finds out what its torch can do."""
+
+
+TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$")
+
+
+def is_static(node: Any) -> bool:
+    return any(isinstance(d, ast.Name) and d.id in ("staticmethod",) for d in getattr(node, "decorator_list", ()))
+
+
+def is_property(node: Any) -> bool:
+    return any("property" in (ast_name(d) or "") for d in getattr(node, "decorator_list", ()))
+
+
+def is_property_setter(node: Any) -> bool:
+    return any(isinstance(d, ast.Attribute) and d.attr == "setter" for d in node.decorator_list)
+
+
+def ast_name(node: ast.AST) -> str:
+    """The last name in an expression."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Subscript):
+        return ast_name(node.value)
+    return ""
+
+
+PLAIN_TYPES = {"int": NUMBER, "float": NUMBER, "bool": BOOL, "str": UNKNOWN, "LongTensor": INT64, "FloatTensor": frozenset({"float32"}),
+               "BoolTensor": BOOL, "IntTensor": frozenset({"int32"})}  # fmt: skip
+
+
+def annotated(node: ast.expr | None) -> Dtypes | None:
+    """What an annotation says of a parameter's dtype; None where it may be any tensor."""
+    if isinstance(node, ast.BinOp):
+        node = node.left
+    if isinstance(node, ast.Subscript) and ast_name(node) == "Optional":
+        node = node.slice
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return PLAIN_TYPES.get(node.value.rpartition(".")[2])
+    # transformers writes torch.LongTensor for ids but torch.FloatTensor for any float.
+    name = ast_name(node) if node is not None else ""
+    return None if name == "FloatTensor" else PLAIN_TYPES.get(name)
+
+
+def called_names(syntax: ast.Module) -> set[str]:
+    """The names that a file calls, as functions or methods."""
+    found: set[str] = set()
+    for node in ast.walk(syntax):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name):
+                found.add(node.func.id)
+            elif isinstance(node.func, ast.Attribute):
+                found.add(node.func.attr)
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """What a test asks, by its words: for a version or for what a module has, and for the dtypes of which variables."""
+
+    version: bool
+    dtypes_of: tuple[str, ...]
+
+
+def words_of(test: ast.expr) -> Asked:
+    nodes = [node for node in ast.walk(test) if isinstance(node, (ast.Name, ast.Attribute))]
+    dtypes_of = (
+        node.value.id
+        for node in nodes
+        if isinstance(node, ast.Attribute) and node.attr == "dtype" and isinstance(node.value, ast.Name)
+    )
+    return Asked(any(VERSION.search(ast_name(node)) for node in nodes), tuple(dtypes_of))
+
+
+def catches(handler: ast.expr | None) -> bool:
+    """Whether a handler of these errors catches what a torch without the name, or with it at odds, raises."""
+    if isinstance(handler, ast.Tuple):
+        return any(catches(one) for one in handler.elts)
+    return handler is None or ast_name(handler) in CAUGHT
