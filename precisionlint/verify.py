@@ -88,6 +88,7 @@ def verify(
             "path": sys.path if launcher is not None else None,
         }
         placed: list[tuple[int, Outcome | Compiled]] = []
+        before = len(measured)
         for message in answers(request, shared=launcher is None and mode != "native"):
             if "case" in message and progress is not None:
                 progress(message["kernel"], message["case"])
@@ -98,14 +99,16 @@ def verify(
             elif "measured" in message:
                 measured.append((message["order"], Measured(**message["measured"])))
             elif "absent" in message:
-                ran.remove(mode)
                 errors += [message["absent"]] if named else []
             elif "error" in message and message["error"] not in errors:
                 errors.append(message["error"])
         in_order = [each for _, each in sorted(placed, key=lambda pair: pair[0])]
         outcomes += [each for each in in_order if isinstance(each, Outcome)]
         compiled += [each for each in in_order if isinstance(each, Compiled)]
-        unchecked += NOT_LOOKED_AT[mode] if mode in ran else ()
+        if placed or len(measured) > before:
+            unchecked += NOT_LOOKED_AT[mode]
+        else:
+            ran.remove(mode)
     if not deep and "interpret" in ran:
         unchecked.append("inputs beyond the fixed corpus: --deep draws more")
     unchecked += [f"no launcher ran in the mode {mode}" for mode in MODES if mode not in ran and mode != "native"]

@@ -161,6 +161,8 @@ def test_what_cannot_run_is_one_line_and_exit_code_2(kernels: Path, contract: st
     (error,) = verification.errors
     assert said in error
     assert "\n" not in error
+    assert "no launcher ran in the mode interpret" in verification.unchecked
+    assert not [told for told in verification.unchecked if "did not show" in told]
 
 
 def test_the_command_verifies_a_module_of_the_working_directory(kernels: Path) -> None:
