@@ -418,3 +418,8 @@ def test_a_recipe_tells_the_dtype_of_the_weights_that_are_stepped(
     (tmp_path / "train.py").write_text(RECIPE.format(before=before, weights=weights, after=after))
     report = checked(tmp_path / "train.py")
     assert report.coverage.recipes == (f"no autocast, AdamW on {dtype} weights",)
+
+
+def test_what_enables_a_scaler_is_a_condition_of_what_is_missing_from_the_checkpoint() -> None:
+    report = check(["fixtures/projects/digits"], select=frozenset({"scaler-not-checkpointed"}), assume={})
+    assert [finding.when for finding in report.findings] == ["args.precision != 'fp32'"]

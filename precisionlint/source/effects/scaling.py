@@ -90,10 +90,12 @@ def make_scaler(it: Interpreter, state: State, instr: p.Call, cls: str, args: Ar
     it.coverage.scalers.add(instr.at)
     known = truth(state, enabled)
     it.coverage.recipe.scaler = True
+    condition = as_cond(enabled) if known is None else None
+    labels = (*when(state), condition.text) if condition is not None else when(state)
     it.emit(
         state,
         ScalerMade(
-            it.where(state, instr.at), when(state), Named(obj, instr.name or it.names.get(obj.site, "")), cls,
+            it.where(state, instr.at), labels, Named(obj, instr.name or it.names.get(obj.site, "")), cls,
             Known(known) if known is not None else None, tuple(settings),
         ),
     )  # fmt: skip
