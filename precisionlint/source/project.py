@@ -41,8 +41,6 @@ SMALL = 5
 OUTLINES = 6_000
 """How many outlines a project keeps between two programs."""
 
-HOPS = 6
-"""Through how many files a name is followed to see whether it can matter."""
 
 KEPT = 40
 """How many parsed files a project keeps between two programs: memory against parsing again."""
@@ -233,22 +231,37 @@ class Project:
                     self.outlines[path] = Outline(parse(data), split_lines(decode(data)))
         return self.outlines[path]
 
-    def reaches(self, path: Path, name: str, kind: str, hops: int = 0) -> bool:
-        """Whether a name of a file, or anything that it names in turn, holds a mark of this kind (see ``outline.MARKS``)."""
-        key = (path, name, kind)
-        if key not in self._reaches:
-            self._reaches[key] = False  # what a cycle sees meanwhile
-            outline = self.outline(path) if hops < HOPS else None
-            self._reaches[key] = outline is not None and self._reach(outline, path, name, kind, hops)
-        return self._reaches[key]
+    def reaches(self, path: Path, name: str, kind: str) -> bool:
+        """Whether a name of a file, or anything that it names in turn, holds a mark of this kind (see ``outline.MARKS``).
 
-    def _reach(self, outline: Outline, path: Path, name: str, kind: str, hops: int) -> bool:
+        The answer does not depend on what was asked before: that something holds none is kept only where all that it leads to was seen.
+        """
+        seen: set[tuple[Path, str, str]] = set()
+        found = self._search((path, name, kind), seen)
+        if not found:
+            self._reaches.update(dict.fromkeys(seen, False))
+        return found
+
+    def _search(self, key: tuple[Path, str, str], seen: set[tuple[Path, str, str]]) -> bool:
+        if key in self._reaches:
+            return self._reaches[key]
+        if key in seen:
+            return False
+        seen.add(key)
+        path, name, kind = key
+        outline = self.outline(path)
+        if outline is None or not self._reach(outline, path, name, kind, seen):
+            return False
+        self._reaches[key] = True
+        return True
+
+    def _reach(self, outline: Outline, path: Path, name: str, kind: str, seen: set[tuple[Path, str, str]]) -> bool:
         found = outline.definitions.get(name)
         if found is not None:
             if any(definition.holds(kind) for definition in found):
                 return True
             words = frozenset().union(*(definition.words for definition in found))
-            return any(self.reaches(path, word, kind, hops) for word in sorted(words & outline.names - {name}))
+            return any(self._search((path, word, kind), seen) for word in sorted(words & outline.names - {name}))
         imported = outline.imports.get(name)
         targets = [imported] if imported is not None else outline.stars
         for target in targets:
@@ -259,7 +272,7 @@ class Project:
                 inner = self.outline(other)
                 if inner is not None and inner.holds(kind):
                     return True
-            elif self.reaches(other, name if target.name == "*" else target.name, kind, hops + 1):
+            elif self._search((other, name if target.name == "*" else target.name, kind), seen):
                 return True
             elif other.name == "__init__.py":
                 part = self.part(other, target.name)
