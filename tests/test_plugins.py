@@ -46,7 +46,7 @@ def test_the_rules_of_a_plugin_are_found_beside_our_own(more: list[str], install
         ran = run(installed, "check", ".", "--format", "concise", *more, cwd=project)
         assert (ran.returncode, ran.stderr) == (1, "")
         told = [line.split(": ")[1] for line in ran.stdout.splitlines()[:-1]]
-        assert told == ["warning initial-scale-unsaid", "error clip-before-unscale"] * 2
+        assert told == ["warning initial-scale-unsaid", "error clip-before-unscale [*]"] * 2
 
 
 def test_the_example_keeps_the_marks_of_its_page(installed: Path, tmp_path: Path):
