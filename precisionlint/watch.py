@@ -15,6 +15,8 @@ from precisionlint.source.root import find_root, surveyed_files
 
 INTERVAL = 0.5
 """Seconds between two looks: folders are walked, since no way of being told of changes is there on every system."""
+SETTLED = 0.05
+"""Seconds for which nothing changes before a change is read."""
 
 Stamps = dict[str, tuple[int, int]]
 
@@ -37,7 +39,12 @@ def stamps(paths: Sequence[str], suffixes: tuple[str, ...]) -> Stamps:
 
 
 def wait(paths: Sequence[str], suffixes: tuple[str, ...], before: Stamps) -> Stamps:
-    """The stamps as soon as they differ from those before."""
+    """The stamps as soon as they differ from those before and stand still: editors empty a file before they write it."""
     while (now := stamps(paths, suffixes)) == before:
         time.sleep(INTERVAL)
-    return now
+    while True:
+        time.sleep(SETTLED)
+        later = stamps(paths, suffixes)
+        if later == now:
+            return now
+        now = later
