@@ -20,7 +20,7 @@ from precisionlint.source.flow.evidence import Evidence
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.source.project import Project
 from precisionlint.subjects import File
-from precisionlint.values import RANK, Computed, Dtypes, Returned, promote
+from precisionlint.valueflow import RANK, Computed, Dtypes, Returned, promote
 
 torch = pytest.importorskip("torch")
 

@@ -27,7 +27,7 @@ from precisionlint.events import (
     covers,
     overlap,
 )
-from precisionlint.values import Called, Computed, Shows, Touched, Value, known_half, sources
+from precisionlint.valueflow import Called, Computed, Shows, Touched, Value, known_half, sources
 
 HALF = ("float16", "bfloat16")
 

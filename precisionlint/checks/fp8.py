@@ -9,7 +9,7 @@ from typing import Any
 
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.kernel_facts import ScaledByAmax
-from precisionlint.values import FP8, Called, Computed, Returned, Value, find, named, number, sources
+from precisionlint.valueflow import FP8, Called, Computed, Returned, Value, find, named, number, sources
 
 FAMILY = Family(Automaton("fp8", None, lambda state, event: state))
 
@@ -71,13 +71,6 @@ def raw_scale(value: Value) -> tuple[Value, Value, bool] | None:
             if inner is not None and not inner[2]:
                 return source, inner[1], True
     return None
-
-
-def guarded(value: Value, scale: Value) -> bool:
-    """Whether something between a scale and its use keeps it from zero."""
-    return find(value, lambda v: v.op in GUARDS, lambda v: v is scale, 12) is not None and not any(
-        s is scale for s in sources(value, frozenset({"view", "either", "cast", "attribute"}))
-    )
 
 
 @FAMILY.rule("fp8-zero-amax", Computed, Returned, ScaledByAmax)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
-from precisionlint.values import (
+from precisionlint.valueflow import (
     Computed,
     Dtypes,
     Scope,

@@ -12,7 +12,7 @@ from typing import Any
 
 from precisionlint.checks.base import Automaton, Family, Seen
 from precisionlint.checks.half_arithmetic import INFERENCE, TRAINING, grade, hit, kept_in, short, trains
-from precisionlint.values import Computed, Scope, Shows, Value, constant, find, known_half, number, shown_by, sources
+from precisionlint.valueflow import Computed, Scope, Shows, Value, constant, find, known_half, number, shown_by, sources
 
 FAMILY = Family(Automaton("half-limits", None, lambda state, event: state))
 

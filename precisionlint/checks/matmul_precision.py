@@ -10,7 +10,7 @@ from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
 from precisionlint.checks.tf32_switches import CUDNN, FLAGS, GET, MATMUL, NEW, SET, Switches
 from precisionlint.events import Event, Op, Opened, Owns, Setting, Step, Weights, WeightsTake, covers
 from precisionlint.findings import Confidence
-from precisionlint.values import Called, Ended, Touched
+from precisionlint.valueflow import Called, Ended, Touched
 
 SWITCHES = ("float32_matmul_precision", "allow_tf32", "fp32_precision")
 

@@ -24,7 +24,7 @@ from precisionlint.source.records import Where
 from precisionlint.source.root import find_root
 from precisionlint.source.values import Const, Value, const
 from precisionlint.subjects import File, Subject
-from precisionlint.values import Shows
+from precisionlint.valueflow import Shows
 
 if TYPE_CHECKING:
     from precisionlint.reader import Totals

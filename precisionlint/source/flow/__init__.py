@@ -1,4 +1,4 @@
-"""Value flow: what the functions of a file compute, as graphs of values with the dtypes that each can have (``precisionlint.values``).
+"""Value flow: what the functions of a file compute, as graphs of values with the dtypes that each can have (``precisionlint.valueflow``).
 
 Arithmetic faults stand in single functions, most of them in files that hold no training program, and never need a path: so this
 reader forks nothing. It evaluates each function once from its parameters (whose dtypes the caller decides), joins branches, goes

@@ -22,8 +22,9 @@ from precisionlint.source.flow.words import (
     is_static,
 )
 from precisionlint.source.root import file_of
-from precisionlint.values import (
+from precisionlint.valueflow import (
     BOOL,
+    INTEGERS,
     NO_OPTIONS,
     NUMBER,
     UNKNOWN,
@@ -117,9 +118,8 @@ class Frame:
         if argument is not None:
             if argument.op in NO_TENSOR or argument.name == param.arg:
                 return argument
-            return Value(
-                "view", (argument,), argument.dtypes, argument.at, param.arg
-            )  # the name says what the function takes it for
+            # The name says what the function takes it for.
+            return Value("view", (argument,), argument.dtypes, argument.at, param.arg)
         if default is not None:
             value = self.expr(default)
             if known:
@@ -128,10 +128,8 @@ class Frame:
                 # What a caller may pass in its place is of the same kind: a number, a name, a dtype.
                 dtypes = NUMBER if is_number(value.constant) else UNKNOWN
                 return Value("input", (value,), dtypes, self.at(param), param.arg)
-            if torch_calls.DTYPE_NAME.search(param.arg):
-                return Value(
-                    "input", (), UNKNOWN, self.at(param), param.arg
-                )  # None: the default dtype, or what a caller gives
+            if torch_calls.DTYPE_NAME.search(param.arg):  # None: the default dtype, or what a caller gives
+                return Value("input", (), UNKNOWN, self.at(param), param.arg)
         known_dtypes = annotated(param.annotation)
         follows = frozenset({f"~{param.arg}"}) if known_dtypes is None else known_dtypes
         return Value("input", (), follows, self.at(param), param.arg)
@@ -141,12 +139,7 @@ class Frame:
             self.decorating = True
             value = self.expr(decorator)
             self.decorating = False
-            if value.op == "region":
-                self.enter(value)
-            elif (value.op == "external" and value.name.endswith(("no_grad", "inference_mode"))) or (
-                value.op == "constructed" and value.name.endswith(("no_grad", "inference_mode"))
-            ):
-                self.scope = dataclasses.replace(self.scope, grad=False)
+            self.enter(value)
 
     def result(self) -> Value:
         return either(self.returned) if self.returned else constant(None)
@@ -269,16 +262,14 @@ class Frame:
             enabled, region = context.ref
             # A region that is on for sure, or off for sure; what is undecided leaves what stood.
             self.scope = dataclasses.replace(self.scope, region=region if enabled else None, enabled=enabled)
-        elif context.op == "constructed" and context.name.endswith(("no_grad", "inference_mode")):
+        elif context.op in ("constructed", "external") and context.name.endswith(("no_grad", "inference_mode")):
             self.scope = dataclasses.replace(self.scope, grad=False)
 
     def try_(self, node: Any) -> None:
         scope = self.scope
         if any(catches(handler.type) for handler in node.handlers) and not scope.guarded:
             self.scope = dataclasses.replace(scope, guarded="try")
-        self.branches(
-            node.body + node.orelse, *[handler.body for handler in node.handlers]
-        ) if node.handlers else self.block(node.body)
+        self.branches(node.body + node.orelse, *[handler.body for handler in node.handlers])
         self.scope = scope
         self.block(node.finalbody)
 
@@ -340,7 +331,7 @@ class Frame:
                     old = obj.ref.attributes.get(target.attr)
                     known = old is not None and self.scope.function not in ("__init__", "setup")
                     if value.op == "parameter" and not value.name:
-                        value.name = target.attr
+                        value = Value("parameter", value.inputs, value.dtypes, value.at, target.attr)
                     obj.ref.attributes[target.attr] = either([old, value]) if known and old is not None else value
                 elif obj.op in ("external", "file"):
                     name = self.flow.apis.canonical(f"{obj.name}.{target.attr}")
@@ -565,15 +556,13 @@ class Frame:
             return NOTHING
         if receiver is None and function.owner is not None and not is_static(function.node):
             receiver, args = (args[0], args[1:]) if args else (instance(function.owner), args)
-        frame = self
-        running = frame.flow.__dict__.setdefault("running", [])
-        if function.node in running:
+        if function.node in self.flow.running:
             return NOTHING
-        running.append(function.node)
+        self.flow.running.append(function.node)
         try:
             return self.flow.call(function, args, options, self.scope, self.depth + 1, receiver, self.quiet)
         finally:
-            running.pop()
+            self.flow.running.pop()
 
     def construct(self, cls: Class, node: ast.Call) -> Value:
         self.flow.prepare(cls)
@@ -598,7 +587,7 @@ class Frame:
             return NOTHING
         dtypes = left.dtypes if in_place else promote_values((left, right))
         if op == "div" and not in_place:
-            dtypes = frozenset("float32" if atom in INTEGER_ATOMS else atom for atom in dtypes)
+            dtypes = frozenset("float32" if atom in INTEGERS or atom == "bool" else atom for atom in dtypes)
         if op == "pow" and right.op == "constant" and right.constant == 2:
             op = "square_pow"
         elif op == "mul" and left is right:
@@ -689,9 +678,6 @@ class Frame:
 
     def inner(self, node: Any) -> Value:
         return self.expr(node.value)
-
-
-INTEGER_ATOMS = frozenset({"bool", "int64", "int32", "uint8", "int8", "int16"})
 
 
 def is_number(value: Any) -> bool:

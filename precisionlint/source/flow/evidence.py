@@ -171,12 +171,11 @@ class Evidence:
 
 def reached(start: Path, edges: dict[Path, list[Path]]) -> list[Path]:
     """Everything that edges lead to from a file, the file itself first, nearest next."""
-    found = {start: None}
-    todo = [start]
+    found, todo = {start}, [start]
     for path in todo:
         for target in edges.get(path, ()):
             if target not in found:
-                found[target] = None
+                found.add(target)
                 todo.append(target)
     return todo
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.findings import Place
-from precisionlint.values import BOOL, INTEGERS, WEIGHTS, Value
+from precisionlint.valueflow import BOOL, INTEGERS, WEIGHTS, Value
 
 if TYPE_CHECKING:
     from precisionlint.source.project import Project

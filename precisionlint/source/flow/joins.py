@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from precisionlint.source.flow.heap import NOTHING, Environment
-from precisionlint.values import INT64, NUMBER, Dtypes, Value
+from precisionlint.valueflow import INT64, NUMBER, WEIGHTS, Dtypes, Value
 
 
 def either(values: list[Value]) -> Value:
@@ -64,7 +64,7 @@ def element(value: Value, at: Any) -> Value:
         case "range":
             return Value("count", (), NUMBER)
         case "parameters":
-            return Value("weight", (), frozenset({"~weights"}), at, value.name)
+            return Value("weight", (), WEIGHTS, at, value.name)
         case "constant" | "unknown" | "external" | "builtin" | "dict":
             return NOTHING
         case "items":

@@ -7,217 +7,44 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-VIEW_OPS = frozenset(
-    [
-        "view",
-        "reshape",
-        "permute",
-        "transpose",
-        "t",
-        "mT",
-        "T",
-        "H",
-        "mH",
-        "contiguous",
-        "expand",
-        "expand_as",
-        "unsqueeze",
-        "squeeze",
-        "flatten",
-        "unflatten",
-        "repeat",
-        "repeat_interleave",
-        "detach",
-        "detach_",
-        "clone",
-        "cuda",
-        "cpu",
-        "roll",
-        "flip",
-        "chunk",
-        "split",
-        "tensor_split",
-        "unbind",
-        "narrow",
-        "movedim",
-        "moveaxis",
-        "swapaxes",
-        "swapdims",
-        "tile",
-        "broadcast_to",
-        "tril",
-        "triu",
-        "diag",
-        "diagonal",
-        "requires_grad_",
-        "pin_memory",
-        "as_strided",
-        "view_as",
-        "reshape_as",
-        "data",
-        "numpy",
-        "tolist",
-        "rearrange",
-        "checkpoint",
-        "wait",
-        "all_gather",
-        "all_reduce",
-        "gather_from_sequence_parallel_region",
-        "unfold",
-        "ravel",
-        "rot90",
-        "atleast_1d",
-        "atleast_2d",
-        "full_tensor",
-        "to_local",
-    ]
+VIEW_OPS = names(
+    """
+    view reshape permute transpose t mT T H mH contiguous expand expand_as unsqueeze squeeze flatten unflatten
+    repeat repeat_interleave detach detach_ clone cuda cpu roll flip chunk split tensor_split unbind narrow
+    movedim moveaxis swapaxes swapdims tile broadcast_to tril triu diag diagonal requires_grad_ pin_memory
+    as_strided view_as reshape_as data numpy tolist rearrange checkpoint wait all_gather all_reduce
+    gather_from_sequence_parallel_region unfold ravel rot90 atleast_1d atleast_2d full_tensor to_local
+    """
 )
 """They show the values of their first input again, in its dtype."""
 
-INDEX_OPS = frozenset(["index_select", "gather", "masked_select", "take", "take_along_dim", "select"])
+INDEX_OPS = names(
+    """
+    index_select gather masked_select take take_along_dim select
+    """
+)
 """They pick some of the values of their first input."""
 
-STACKS = frozenset(
-    ["cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "broadcast_tensors", "meshgrid"]
+STACKS = names(
+    """
+    cat concat concatenate stack hstack vstack dstack broadcast_tensors meshgrid
+    """
 )
 
-SAME = frozenset(
-    [
-        "relu",
-        "relu_",
-        "gelu",
-        "silu",
-        "sigmoid",
-        "tanh",
-        "softplus",
-        "elu",
-        "leaky_relu",
-        "mish",
-        "hardtanh",
-        "swish",
-        "logsigmoid",
-        "dropout",
-        "dropout_",
-        "layer_norm",
-        "group_norm",
-        "batch_norm",
-        "instance_norm",
-        "rms_norm",
-        "normalize",
-        "neg",
-        "abs",
-        "absolute",
-        "sign",
-        "floor",
-        "ceil",
-        "round",
-        "round_",
-        "trunc",
-        "frac",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "exp",
-        "exp_",
-        "expm1",
-        "log",
-        "log_",
-        "log2",
-        "log10",
-        "log1p",
-        "sin",
-        "cos",
-        "tan",
-        "sinh",
-        "cosh",
-        "asin",
-        "acos",
-        "atan",
-        "erf",
-        "erfinv",
-        "exp2",
-        "sort",
-        "mean",
-        "var",
-        "std",
-        "norm",
-        "vector_norm",
-        "amax",
-        "amin",
-        "max",
-        "min",
-        "cummax",
-        "cummin",
-        "softmax",
-        "log_softmax",
-        "logsumexp",
-        "logcumsumexp",
-        "cumprod",
-        "prod",
-        "median",
-        "clamp",
-        "clamp_",
-        "clip",
-        "clamp_min",
-        "clamp_max",
-        "clamp_min_",
-        "clamp_max_",
-        "masked_fill",
-        "masked_fill_",
-        "nan_to_num",
-        "nan_to_num_",
-        "interpolate",
-        "pad",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "max_pool2d",
-        "avg_pool2d",
-        "adaptive_avg_pool2d",
-        "embedding",
-        "empty_like",
-        "zeros_like",
-        "ones_like",
-        "rand_like",
-        "randn_like",
-        "full_like",
-        "new_zeros",
-        "new_ones",
-        "new_empty",
-        "new_full",
-        "new_tensor",
-        "scaled_dot_product_attention",
-        "lerp",
-        "addcmul",
-        "addcdiv",
-        "index_add",
-        "index_add_",
-        "scatter",
-        "scatter_",
-        "scatter_add",
-        "scatter_add_",
-        "index_copy",
-        "index_fill",
-        "fill_",
-        "zero_",
-        "copy_",
-        "bernoulli",
-        "bernoulli_",
-        "uniform_",
-        "normal_",
-        "tile",
-        "sigmoid_",
-        "tanh_",
-        "neg_",
-        "sqrt_",
-        "rsqrt_",
-        "kthvalue",
-        "quantile",
-        "topk",
-        "huber_loss",
-    ]
+SAME = names(
+    """
+    relu relu_ gelu silu sigmoid tanh softplus elu leaky_relu mish hardtanh swish logsigmoid dropout dropout_
+    layer_norm group_norm batch_norm instance_norm rms_norm normalize neg abs absolute sign floor ceil round
+    round_ trunc frac sqrt rsqrt reciprocal exp exp_ expm1 log log_ log2 log10 log1p sin cos tan sinh cosh asin
+    acos atan erf erfinv exp2 sort mean var std norm vector_norm amax amin max min cummax cummin softmax
+    log_softmax logsumexp logcumsumexp cumprod prod median clamp clamp_ clip clamp_min clamp_max clamp_min_
+    clamp_max_ masked_fill masked_fill_ nan_to_num nan_to_num_ interpolate pad conv1d conv2d conv3d
+    conv_transpose1d conv_transpose2d max_pool2d avg_pool2d adaptive_avg_pool2d embedding empty_like zeros_like
+    ones_like rand_like randn_like full_like new_zeros new_ones new_empty new_full new_tensor
+    scaled_dot_product_attention lerp addcmul addcdiv index_add index_add_ scatter scatter_ scatter_add
+    scatter_add_ index_copy index_fill fill_ zero_ copy_ bernoulli bernoulli_ uniform_ normal_ tile sigmoid_ tanh_
+    neg_ sqrt_ rsqrt_ kthvalue quantile topk huber_loss
+    """
 )
 """Their result has the dtype of their first input."""
 
@@ -246,61 +73,28 @@ REDUCING = frozenset({"sum", "cumsum", "nansum"})
 
 LOSSES = frozenset({"cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"})
 
-TESTS = frozenset(
-    [
-        "isnan",
-        "isinf",
-        "isfinite",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "equal",
-        "any",
-        "all",
-        "isclose",
-        "allclose",
-        "logical_and",
-        "logical_or",
-        "logical_not",
-        "is_nonzero",
-    ]
+TESTS = names(
+    """
+    isnan isinf isfinite eq ne lt le gt ge equal any all isclose allclose logical_and logical_or logical_not
+    is_nonzero
+    """
 )
-INDICES = frozenset(
-    [
-        "argmax",
-        "argmin",
-        "argsort",
-        "multinomial",
-        "nonzero",
-        "searchsorted",
-        "bucketize",
-        "randint",
-        "randperm",
-        "one_hot",
-        "numel",
-    ]
+INDICES = names(
+    """
+    argmax argmin argsort multinomial nonzero searchsorted bucketize randint randperm one_hot numel
+    """
 )
 
-FACTORIES = frozenset(
-    [
-        "zeros",
-        "ones",
-        "empty",
-        "full",
-        "rand",
-        "randn",
-        "linspace",
-        "logspace",
-        "eye",
-        "tensor",
-        "as_tensor",
-        "scalar_tensor",
-    ]
+FACTORIES = names(
+    """
+    zeros ones empty full rand randn linspace logspace eye tensor as_tensor scalar_tensor
+    """
 )
-NUMBERS = frozenset(["item", "size", "dim", "ndim", "ndimension", "element_size", "__len__", "stride"])
+NUMBERS = names(
+    """
+    item size dim ndim ndimension element_size __len__ stride
+    """
+)
 
 CASTS = {
     "half": "float16", "float": "float32", "double": "float64", "bfloat16": "bfloat16", "int": "int32", "long": "int64", "bool": "bool",
@@ -320,61 +114,22 @@ MODULE_ITSELF = frozenset(
 )
 """Methods of modules that return the module."""
 
-FP32_ON_CUDA = frozenset(
-    [
-        "softmax",
-        "log_softmax",
-        "logsumexp",
-        "exp",
-        "expm1",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "pow",
-        "square_pow",
-        "rsqrt",
-        "reciprocal",
-        "sum",
-        "cumsum",
-        "cumprod",
-        "prod",
-        "norm",
-        "layer_norm",
-        "group_norm",
-        "rms_norm",
-        "loss",
-        "nll_loss",
-        "cross_entropy",
-        "cosh",
-        "sinh",
-        "tan",
-        "acos",
-        "asin",
-        "softplus",
-        "erfinv",
-        "renorm",
-        "cdist",
-        "normalize",
-        "bce_with_logits",
-    ]
+FP32_ON_CUDA = names(
+    """
+    softmax log_softmax logsumexp exp expm1 log log2 log10 log1p pow square_pow rsqrt reciprocal sum cumsum
+    cumprod prod norm layer_norm group_norm rms_norm loss nll_loss cross_entropy cosh sinh tan acos asin softplus
+    erfinv renorm cdist normalize bce_with_logits
+    """
 )
 """Families that autocast on CUDA runs in fp32. ``sqrt``, ``mean``, ``var`` and products are not among them; ``square()`` is, as it calls
 pow. (cross_entropy has no kernel of its own there: its result is fp32, its log-softmax is in the dtype of the logits, see
 rules/half-arithmetic/loss-on-half-logits.md.)"""
 FP32_ON_CPU = frozenset({"prod", "loss", "nll_loss", "cross_entropy", "bce", "bce_with_logits"})
 """Families that autocast on the CPU runs in fp32: softmax, exp, pow, sums and norms are not among them."""
-HALF_ON_CPU = frozenset(
-    [
-        "matmul",
-        "linear",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose1d",
-        "conv_transpose2d",
-        "scaled_dot_product_attention",
-    ]
+HALF_ON_CPU = names(
+    """
+    matmul linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d scaled_dot_product_attention
+    """
 )
 HALF_ON_CUDA = HALF_ON_CPU | {"mv"}
 """Families that autocast runs in half."""

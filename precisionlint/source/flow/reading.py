@@ -13,16 +13,13 @@ from precisionlint.source.flow.evaluate import Frame
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Function, Source, Spent, instance
 from precisionlint.source.flow.words import TEST_FILE, Asked, called_names, words_of
 from precisionlint.source.root import file_of
-from precisionlint.values import Ended, Scope, Value
+from precisionlint.valueflow import Ended, Scope, Value
 
 if TYPE_CHECKING:
     from precisionlint.subjects import File
 
-
 SOURCES = 24
 """How many files of the project one file's values are followed into."""
-
-
 BUDGET = 150_000
 """How many expressions are evaluated for one file."""
 
@@ -46,6 +43,7 @@ class Flow:
         self.classes: list[Class] = []
         self.functions: list[Function] = []
         self.tests: dict[ast.expr, Asked] = {}
+        self.running: list[ast.AST] = []
         self.budget = BUDGET
 
     def run(self) -> Iterator[Event]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Region
 from precisionlint.source.flow import ops
-from precisionlint.values import (
+from precisionlint.valueflow import (
     BOOL,
     HALF,
     INT64,
@@ -25,6 +26,7 @@ from precisionlint.values import (
     constant,
     lifted,
     lowered,
+    number,
     promote,
     promote_values,
 )
@@ -34,9 +36,9 @@ if TYPE_CHECKING:
 
 DEVICE_NAME = re.compile(r"device|rank|cuda|gpu|cpu", re.I)
 DTYPE_NAME = re.compile(r"dtype|precision|^(?:fp|float)8", re.I)
-TORCH = ("torch.", "torch.nn.functional.", "torch.special.", "torch.linalg.", "torch.Tensor.", "torch.nn.functional")
+TORCH = ("torch", "torch.nn.functional", "torch.special", "torch.linalg", "torch.Tensor")
+"""The modules whose functions are ops."""
 SIZES = frozenset({"shape", "device", "ndim", "is_cuda", "size", "requires_grad", "layout", "itemsize", "nbytes"})
-MATMUL_ARGS = 2
 
 
 def external(frame: Frame, name: str, args: list[Value], options: dict[str, Value], node: ast.Call) -> Value:
@@ -47,7 +49,7 @@ def external(frame: Frame, name: str, args: list[Value], options: dict[str, Valu
     if name.startswith("torch."):
         if name.startswith("torch.nn.") and not name.startswith("torch.nn.functional.") and last[:1].isupper():
             return made_module(frame, last, name, args, options, node)
-        if name.rpartition(".")[0] + "." in TORCH or name.rpartition(".")[0] in ("torch", "torch.nn.functional"):
+        if name.rpartition(".")[0] in TORCH:
             value = compute(frame, last, args, options, node)
             if value is not None:
                 return value
@@ -61,18 +63,14 @@ def external(frame: Frame, name: str, args: list[Value], options: dict[str, Valu
 
 
 def folded_math(name: str, args: list[Value]) -> Value | None:
-    import math
-
-    if (
-        args
-        and all(arg.op == "constant" and isinstance(arg.constant, (int, float)) for arg in args)
-        and name in ("sqrt", "log", "exp", "log2")
-    ):
-        try:
-            return constant(getattr(math, name)(args[0].constant))
-        except (ValueError, OverflowError):
-            return None
-    return None
+    """The number that a function of ``math`` gives for one that is known."""
+    given = number(args[0]) if len(args) == 1 else None
+    if given is None or name not in ("sqrt", "log", "exp", "log2"):
+        return None
+    try:
+        return constant(getattr(math, name)(given))
+    except (ValueError, OverflowError):
+        return None
 
 
 def made_module(
@@ -184,7 +182,7 @@ def compute(frame: Frame, name: str, inputs: list[Value], options: dict[str, Val
         return Value("index", tuple(inputs), own, at, name)
     if name in ops.STACKS:
         parts = inputs[0].inputs if inputs and inputs[0].op in ("tuple", "many") else tuple(inputs[:1])
-        return Value("stack", parts, joined(parts), at, name)
+        return Value("stack", parts, promote_values(parts), at, name)
     if name in ops.PROMOTING and inputs:
         return promoting(frame, name, inputs, options, node)
     if name in ops.LOSSES and inputs:
@@ -359,10 +357,6 @@ def dtype_option(options: dict[str, Value], default: Dtypes) -> Dtypes:
     if given is None or (given.op == "constant" and given.constant is None):
         return default
     return dtypes_named(given) or UNKNOWN
-
-
-def joined(parts: tuple[Value, ...]) -> Dtypes:
-    return promote_values(parts)
 
 
 # -- regions

@@ -7,12 +7,10 @@ import dataclasses
 import re
 from typing import Any
 
-from precisionlint.values import BOOL, INT64, NUMBER, UNKNOWN, Dtypes
+from precisionlint.valueflow import BOOL, INT64, NUMBER, UNKNOWN, Dtypes
 
 VERSION = re.compile(r"version|hasattr|torch_|_torch|requires", re.I)
 """What a test of a version, or of what a module has, is called."""
-
-
 CAUGHT = frozenset(
     {
         "ImportError",
@@ -26,17 +24,15 @@ CAUGHT = frozenset(
     }
 )
 """Errors by which a program finds out what its torch can do."""
-
-
 TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$")
 
 
 def is_static(node: Any) -> bool:
-    return any(isinstance(d, ast.Name) and d.id in ("staticmethod",) for d in getattr(node, "decorator_list", ()))
+    return any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in getattr(node, "decorator_list", ()))
 
 
 def is_property(node: Any) -> bool:
-    return any("property" in (ast_name(d) or "") for d in getattr(node, "decorator_list", ()))
+    return any("property" in ast_name(d) for d in getattr(node, "decorator_list", ()))
 
 
 def is_property_setter(node: Any) -> bool:

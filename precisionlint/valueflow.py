@@ -27,7 +27,6 @@ UNKNOWN: Dtypes = frozenset({"?"})
 NUMBER: Dtypes = frozenset({"number"})
 BOOL: Dtypes = frozenset({"bool"})
 INT64: Dtypes = frozenset({"int64"})
-FLOAT32: Dtypes = frozenset({"float32"})
 
 WEIGHTS: Dtypes = frozenset({"~weights"})
 """What follows the weights alone. What a layer makes of its input is ``"~activations"``: half under the caller's autocast too."""
