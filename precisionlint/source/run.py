@@ -147,7 +147,7 @@ class Run:
             if where is None:
                 return None
             if need.what != "training":
-                steps.insert(0, Step(relative(where, file.display), f"the project shows {need.what}"))
+                steps.insert(0, Step(relative(where, file.display), f"a program of this file shows {need.what}"))
         return self.stated(hit, place, tuple(steps), fix_of(hit, place.path, place_of))
 
     def findings(self, reading: Reading, places: Places, project: Project) -> list[Finding]:

@@ -6,7 +6,8 @@ through loops twice, enters the functions of the project that are called, and te
 
 ``ops``       which names compute what, and what becomes of dtypes
 ``heap``      classes: the attributes that ``__init__`` and the other methods leave
-``evaluate``  one call: its variables, expressions and statements
+``evaluate``  one call: its variables and expressions; ``statements`` its statements
+``torch_calls``, ``python_calls``  what calls of theirs compute
 ``joins``     values of several paths as one
 ``words``     what syntax says by its words alone
 ``reading``   one file: which functions are read from where, and the other files that names lead to

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 from precisionlint.events import Event
 from precisionlint.source.flow import torch_calls
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Environment, Function, Source, Spent, Spot, instance
-from precisionlint.source.flow.joins import either, element, join, unpacked
+from precisionlint.source.flow.joins import either, element, unpacked
 from precisionlint.source.flow.ops import names
+from precisionlint.source.flow.python_calls import builtin
+from precisionlint.source.flow.statements import STATEMENTS
 from precisionlint.source.flow.words import (
+    BINARY,
     VERSION,
     annotated,
     ast_name,
-    catches,
+    is_number,
     is_property,
-    is_property_setter,
     is_static,
 )
 from precisionlint.source.root import file_of
@@ -31,7 +33,6 @@ from precisionlint.valueflow import (
     Called,
     Computed,
     Dtypes,
-    Returned,
     Scope,
     Touched,
     Value,
@@ -43,13 +44,7 @@ from precisionlint.valueflow import (
 if TYPE_CHECKING:
     from precisionlint.source.flow.reading import Flow
 
-LOOPS = 3
-"""How many loops inside each other are gone through twice."""
 
-BINARY: dict[type[ast.operator], str] = {
-    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "remainder", ast.Pow: "pow",
-    ast.MatMult: "matmul", ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor", ast.LShift: "lshift", ast.RShift: "rshift",
-}  # fmt: skip
 FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
     "floordiv": lambda a, b: a // b, "remainder": lambda a, b: a % b, "pow": lambda a, b: a**b if abs(b) < 400 else None,
@@ -177,42 +172,6 @@ class Frame:
             if handler is not None:
                 handler(self, statement)
 
-    def branches(self, *bodies: list[ast.stmt]) -> int:
-        """Blocks of which one runs: what they leave in the variables is joined. How many of them go on behind."""
-        before, gone = self.names, self.gone
-        left: list[Environment] = []
-        for body in bodies:
-            self.names, self.gone = dict(before), gone
-            self.block(body)
-            if not self.gone:
-                left.append(self.names)
-        merged = join(left) if left else before
-        before.clear()
-        before.update(merged)
-        self.names, self.gone = before, not left
-        return len(left)
-
-    def if_(self, node: ast.If) -> None:
-        bodies: list[list[ast.stmt]] = []
-        scope = self.scope
-        self.narrow(node.test)
-        while True:  # a chain of elif is one choice, however long
-            test = self.expr(node.test)
-            if self.asks_version(node.test, test):
-                self.scope = dataclasses.replace(scope, guarded="version")
-            decided = test.op == "constant" and isinstance(test.constant, (bool, type(None))) and self.depth > 0
-            if not decided or test.constant:
-                bodies.append(node.body)
-            if decided and test.constant:
-                break
-            if len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If):
-                node = node.orelse[0]
-                continue
-            bodies.append(node.orelse)
-            break
-        if self.branches(*bodies) == len(bodies):
-            self.scope = scope  # where a branch left, the rest is guarded like the others
-
     def narrow(self, test: ast.expr) -> None:
         """A test of a variable's dtype: what holds on either side of it is not followed, so nothing is known of its dtype from here on."""
         for name in self.flow.asked(test).dtypes_of:
@@ -225,38 +184,6 @@ class Frame:
         by_value = find(value, lambda v: bool(VERSION.search(v.name)), limit=12) if value.inputs or value.name else None
         return self.flow.asked(test).version or by_value is not None
 
-    def for_(self, node: ast.For | ast.AsyncFor) -> None:
-        over = self.expr(node.iter)
-        self.loop(lambda: self.assign(node.target, element(over, self.at(node.iter))), node.body)
-        self.block(node.orelse)
-
-    def while_(self, node: ast.While) -> None:
-        self.loop(lambda: self.expr(node.test), node.body)
-        self.block(node.orelse)
-
-    def loop(self, head: Any, body: list[ast.stmt]) -> None:
-        """A body that runs any number of times: once from what stood before, once more from what it left."""
-        before = dict(self.names)
-        self.loops += 1
-        for _ in range(2 if self.loops <= LOOPS else 1):
-            head()
-            self.block(body)
-            self.gone = False
-            merged = join([before, self.names])
-            self.names.clear()
-            self.names.update(merged)
-        self.loops -= 1
-
-    def with_(self, node: ast.With | ast.AsyncWith) -> None:
-        scope = self.scope
-        for item in node.items:
-            context = self.expr(item.context_expr)
-            self.enter(context)
-            if item.optional_vars is not None:
-                self.assign(item.optional_vars, NOTHING)
-        self.block(node.body)
-        self.scope = scope
-
     def enter(self, context: Value) -> None:
         if context.op == "region":
             enabled, region = context.ref
@@ -264,45 +191,6 @@ class Frame:
             self.scope = dataclasses.replace(self.scope, region=region if enabled else None, enabled=enabled)
         elif context.op in ("constructed", "external") and context.name.endswith(("no_grad", "inference_mode")):
             self.scope = dataclasses.replace(self.scope, grad=False)
-
-    def try_(self, node: Any) -> None:
-        scope = self.scope
-        if any(catches(handler.type) for handler in node.handlers) and not scope.guarded:
-            self.scope = dataclasses.replace(scope, guarded="try")
-        self.branches(node.body + node.orelse, *[handler.body for handler in node.handlers])
-        self.scope = scope
-        self.block(node.finalbody)
-
-    def match_(self, node: ast.Match) -> None:
-        self.expr(node.subject)
-        self.branches(*[case.body for case in node.cases], [])
-
-    def return_(self, node: ast.Return) -> None:
-        value = self.expr(node.value) if node.value is not None else constant(None)
-        self.returned.append(value)
-        self.tell(Returned(self.at(node), (), value, self.scope))
-        self.gone = True
-
-    def leave(self, node: ast.stmt) -> None:
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            self.expr(node.exc)
-        self.gone = True
-
-    def assign_(self, node: ast.Assign) -> None:
-        value = self.expr(node.value)
-        for target in node.targets:
-            self.assign(target, value)
-
-    def ann_assign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self.assign(node.target, self.expr(node.value))
-
-    def aug_assign(self, node: ast.AugAssign) -> None:
-        old = self.expr(node.target)
-        value = self.binary(
-            BINARY[type(node.op)], old, self.expr(node.value), node, in_place=True, state=self.is_state(node.target)
-        )
-        self.assign(node.target, value)
 
     def is_state(self, target: ast.expr) -> bool:
         """Whether something outlives the call: an attribute of the object at hand, or an entry of one."""
@@ -346,59 +234,9 @@ class Frame:
             case ast.Starred():
                 self.assign(target.value, value)
 
-    def expression(self, node: ast.Expr) -> None:
-        value = self.expr(node.value)
-        # An op in place changes what the variable holds.
-        call = node.value
-        if (
-            isinstance(call, ast.Call)
-            and isinstance(call.func, ast.Attribute)
-            and isinstance(call.func.value, ast.Name)
-            and call.func.attr.endswith("_")
-            and not call.func.attr.startswith("_")
-            and value.op not in ("unknown", "constant")
-        ):
-            self.names[call.func.value.id] = value
-
-    def def_(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        for decorator in node.decorator_list:
-            if self.depth == 0 and self.source.names is self.names:
-                self.expr(decorator)
-        function = Function(node, self.source, self.inside)
-        self.names[node.name] = Value("function", at=self.at(node), name=node.name, ref=function)
-        if self.source is self.flow.source and self.source.names is self.names:
-            self.flow.functions.append(function)
-
-    def class_(self, node: ast.ClassDef) -> None:
-        bases = tuple(self.expr(base) for base in node.bases)
-        cls = Class(node, self.source, bases)
-        self.names[node.name] = Value("class", at=self.at(node), name=node.name, ref=cls)
-        inner = Frame(self.flow, self.source, {}, self.inside, self.scope, self.depth, self.quiet)
-        for statement in node.body:
-            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                function = Function(statement, self.source, self.inside, cls)
-                if statement.name not in cls.methods or not is_property_setter(statement):
-                    cls.methods[statement.name] = function
-                inner.names[statement.name] = Value("function", name=statement.name, ref=function)
-            else:
-                inner.block([statement])
-        cls.attributes.update({name: value for name, value in inner.names.items() if value.op != "function"})
-        if self.source is self.flow.source:
-            self.flow.classes.append(cls)
-
-    def import_(self, node: ast.Import) -> None:
-        for alias in node.names:
-            if alias.asname:
-                self.names[alias.asname] = self.flow.import_name(self.source, alias.name, 0, None)
-            else:
-                top = alias.name.partition(".")[0]
-                self.names[top] = self.flow.import_name(self.source, top, 0, None)
-
-    def import_from(self, node: ast.ImportFrom) -> None:
-        for alias in node.names:
-            if alias.name != "*":
-                value = self.flow.import_name(self.source, node.module or "", node.level, alias.name)
-                self.names[alias.asname or alias.name] = value
+    def nested(self) -> Frame:
+        """Where the body of a class stands."""
+        return Frame(self.flow, self.source, {}, self.inside, self.scope, self.depth, self.quiet)
 
     # -- expressions
 
@@ -680,10 +518,6 @@ class Frame:
         return self.expr(node.value)
 
 
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
-
-
 def sets(event: Event) -> bool:
     """Whether an event sets something for the whole program: then it is told even where it happens in another file."""
     if isinstance(event, Touched):
@@ -691,51 +525,7 @@ def sets(event: Event) -> bool:
     return isinstance(event, Called) and event.value.name == "torch.set_float32_matmul_precision"
 
 
-def builtin(frame: Frame, name: str, args: list[Value], node: ast.Call) -> Value:
-    match name:
-        case "enumerate" | "zip":
-            return Value(name, tuple(args))
-        case "range":
-            return Value("range")
-        case "float" | "int" | "len" | "round":
-            if name == "float" and args and isinstance(args[0].constant, str):
-                try:
-                    return constant(float(args[0].constant), frame.at(node))
-                except ValueError:
-                    return NOTHING
-            if args and args[0].op == "constant" and is_number(args[0].constant):
-                return constant(float(args[0].constant) if name == "float" else int(args[0].constant), frame.at(node))
-            return Value("number", tuple(args), NUMBER, frame.at(node))
-        case "str" if args:
-            named = args[0].inputs if args[0].op == "constructed" and args[0].name == "torch.device" else args
-            return named[0] if named else NOTHING
-        case "super":
-            if frame.owner is not None and frame.owner.bases:
-                base = frame.owner.bases[0]
-                return instance(base.ref) if base.op == "class" else Value("builtin", name="super()")
-        case "sum" | "max" | "min" | "abs" if args:
-            terms = args[0].inputs if args[0].op == "tuple" else args
-            dtypes = promote_values(terms)
-            return frame.made({"sum": "running_sum", "abs": "abs"}.get(name, name), args, dtypes, node, name)
-        case "list" | "tuple" | "sorted" | "reversed" | "iter" | "next" | "map" | "filter" if args:
-            return args[-1]
-        case "hasattr":
-            return Value("test", tuple(args), BOOL, frame.at(node), name)
-        case "getattr" if len(args) >= 2 and args[1].op == "constant" and isinstance(args[1].constant, str):
-            return frame.attribute_of(args[0], args[1].constant, node)
-    return NOTHING
-
-
 Handler = Any
-STATEMENTS: dict[type[ast.stmt], Handler] = {
-    ast.Expr: Frame.expression, ast.Assign: Frame.assign_, ast.AnnAssign: Frame.ann_assign, ast.AugAssign: Frame.aug_assign,
-    ast.If: Frame.if_, ast.For: Frame.for_, ast.AsyncFor: Frame.for_, ast.While: Frame.while_, ast.With: Frame.with_,
-    ast.AsyncWith: Frame.with_, ast.Try: Frame.try_, ast.Match: Frame.match_, ast.Return: Frame.return_, ast.Raise: Frame.leave,
-    ast.Break: Frame.leave, ast.Continue: Frame.leave, ast.FunctionDef: Frame.def_, ast.AsyncFunctionDef: Frame.def_,
-    ast.ClassDef: Frame.class_, ast.Import: Frame.import_, ast.ImportFrom: Frame.import_from,
-}  # fmt: skip
-if hasattr(ast, "TryStar"):
-    STATEMENTS[ast.TryStar] = Frame.try_
 EXPRESSIONS: dict[type[ast.expr], Handler] = {
     ast.Constant: Frame.constant, ast.Name: Frame.name, ast.Attribute: Frame.attribute, ast.Subscript: Frame.subscript,
     ast.Call: Frame.call, ast.BinOp: Frame.binary_, ast.UnaryOp: Frame.unary, ast.Compare: Frame.compare, ast.BoolOp: Frame.bool_op,

@@ -9,6 +9,10 @@ from typing import Any
 
 from precisionlint.valueflow import BOOL, INT64, NUMBER, UNKNOWN, Dtypes
 
+BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "remainder", ast.Pow: "pow",
+    ast.MatMult: "matmul", ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor", ast.LShift: "lshift", ast.RShift: "rshift",
+}  # fmt: skip
 VERSION = re.compile(r"version|hasattr|torch_|_torch|requires", re.I)
 """What a test of a version, or of what a module has, is called."""
 CAUGHT = frozenset(
@@ -25,6 +29,10 @@ CAUGHT = frozenset(
 )
 """Errors by which a program finds out what its torch can do."""
 TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def is_static(node: Any) -> bool:

@@ -1,0 +1,48 @@
+"""What calls of Python's own functions give."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from precisionlint.source.flow.heap import NOTHING, instance
+from precisionlint.source.flow.words import is_number
+from precisionlint.valueflow import BOOL, NUMBER, Value, constant, promote_values
+
+if TYPE_CHECKING:
+    from precisionlint.source.flow.evaluate import Frame
+
+
+def builtin(frame: Frame, name: str, args: list[Value], node: ast.Call) -> Value:
+    match name:
+        case "enumerate" | "zip":
+            return Value(name, tuple(args))
+        case "range":
+            return Value("range")
+        case "float" | "int" | "len" | "round":
+            if name == "float" and args and isinstance(args[0].constant, str):
+                try:
+                    return constant(float(args[0].constant), frame.at(node))
+                except ValueError:
+                    return NOTHING
+            if args and args[0].op == "constant" and is_number(args[0].constant):
+                return constant(float(args[0].constant) if name == "float" else int(args[0].constant), frame.at(node))
+            return Value("number", tuple(args), NUMBER, frame.at(node))
+        case "str" if args:
+            named = args[0].inputs if args[0].op == "constructed" and args[0].name == "torch.device" else args
+            return named[0] if named else NOTHING
+        case "super":
+            if frame.owner is not None and frame.owner.bases:
+                base = frame.owner.bases[0]
+                return instance(base.ref) if base.op == "class" else Value("builtin", name="super()")
+        case "sum" | "max" | "min" | "abs" if args:
+            terms = args[0].inputs if args[0].op == "tuple" else args
+            dtypes = promote_values(terms)
+            return frame.made({"sum": "running_sum", "abs": "abs"}.get(name, name), args, dtypes, node, name)
+        case "list" | "tuple" | "sorted" | "reversed" | "iter" | "next" | "map" | "filter" if args:
+            return args[-1]
+        case "hasattr":
+            return Value("test", tuple(args), BOOL, frame.at(node), name)
+        case "getattr" if len(args) >= 2 and args[1].op == "constant" and isinstance(args[1].constant, str):
+            return frame.attribute_of(args[0], args[1].constant, node)
+    return NOTHING

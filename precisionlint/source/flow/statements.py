@@ -1,0 +1,209 @@
+"""Statements, each evaluated once along all paths: branches are joined, loops gone through twice."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from precisionlint.source.flow.heap import NOTHING, Class, Environment, Function
+from precisionlint.source.flow.joins import element, join
+from precisionlint.source.flow.words import BINARY, catches, is_property_setter
+from precisionlint.valueflow import Returned, Value, constant
+
+if TYPE_CHECKING:
+    from precisionlint.source.flow.evaluate import Frame
+
+LOOPS = 3
+"""How many loops inside each other are gone through twice."""
+
+
+def branches(frame: Frame, *bodies: list[ast.stmt]) -> int:
+    """Blocks of which one runs: what they leave in the variables is joined. How many of them go on behind."""
+    before, gone = frame.names, frame.gone
+    left: list[Environment] = []
+    for body in bodies:
+        frame.names, frame.gone = dict(before), gone
+        frame.block(body)
+        if not frame.gone:
+            left.append(frame.names)
+    merged = join(left) if left else before
+    before.clear()
+    before.update(merged)
+    frame.names, frame.gone = before, not left
+    return len(left)
+
+
+def if_(frame: Frame, node: ast.If) -> None:
+    bodies: list[list[ast.stmt]] = []
+    scope = frame.scope
+    while True:  # a chain of elif is one choice, however long
+        frame.narrow(node.test)
+        test = frame.expr(node.test)
+        if frame.asks_version(node.test, test):
+            frame.scope = dataclasses.replace(scope, guarded="version")
+        decided = test.op == "constant" and isinstance(test.constant, (bool, type(None))) and frame.depth > 0
+        if not decided or test.constant:
+            bodies.append(node.body)
+        if decided and test.constant:
+            break
+        if len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If):
+            node = node.orelse[0]
+            continue
+        bodies.append(node.orelse)
+        break
+    if branches(frame, *bodies) == len(bodies):
+        frame.scope = scope  # where a branch left, the rest is guarded like the others
+
+
+def for_(frame: Frame, node: ast.For | ast.AsyncFor) -> None:
+    over = frame.expr(node.iter)
+    loop(frame, lambda: frame.assign(node.target, element(over, frame.at(node.iter))), node.body)
+    frame.block(node.orelse)
+
+
+def while_(frame: Frame, node: ast.While) -> None:
+    loop(frame, lambda: frame.expr(node.test), node.body)
+    frame.block(node.orelse)
+
+
+def loop(frame: Frame, head: Any, body: list[ast.stmt]) -> None:
+    """A body that runs any number of times: once from what stood before, once more from what it left."""
+    before = dict(frame.names)
+    frame.loops += 1
+    for _ in range(2 if frame.loops <= LOOPS else 1):
+        head()
+        frame.block(body)
+        frame.gone = False
+        merged = join([before, frame.names])
+        frame.names.clear()
+        frame.names.update(merged)
+    frame.loops -= 1
+
+
+def with_(frame: Frame, node: ast.With | ast.AsyncWith) -> None:
+    scope = frame.scope
+    for item in node.items:
+        context = frame.expr(item.context_expr)
+        frame.enter(context)
+        if item.optional_vars is not None:
+            frame.assign(item.optional_vars, NOTHING)
+    frame.block(node.body)
+    frame.scope = scope
+
+
+def try_(frame: Frame, node: Any) -> None:
+    scope = frame.scope
+    if any(catches(handler.type) for handler in node.handlers) and not scope.guarded:
+        frame.scope = dataclasses.replace(scope, guarded="try")
+    branches(frame, node.body + node.orelse, *[handler.body for handler in node.handlers])
+    frame.scope = scope
+    frame.block(node.finalbody)
+
+
+def match_(frame: Frame, node: ast.Match) -> None:
+    frame.expr(node.subject)
+    branches(frame, *[case.body for case in node.cases], [])
+
+
+def return_(frame: Frame, node: ast.Return) -> None:
+    value = frame.expr(node.value) if node.value is not None else constant(None)
+    frame.returned.append(value)
+    frame.tell(Returned(frame.at(node), (), value, frame.scope))
+    frame.gone = True
+
+
+def leave(frame: Frame, node: ast.stmt) -> None:
+    if isinstance(node, ast.Raise) and node.exc is not None:
+        frame.expr(node.exc)
+    frame.gone = True
+
+
+def assign_(frame: Frame, node: ast.Assign) -> None:
+    value = frame.expr(node.value)
+    for target in node.targets:
+        frame.assign(target, value)
+
+
+def ann_assign(frame: Frame, node: ast.AnnAssign) -> None:
+    if node.value is not None:
+        frame.assign(node.target, frame.expr(node.value))
+
+
+def aug_assign(frame: Frame, node: ast.AugAssign) -> None:
+    old = frame.expr(node.target)
+    value = frame.binary(
+        BINARY[type(node.op)], old, frame.expr(node.value), node, in_place=True, state=frame.is_state(node.target)
+    )
+    frame.assign(node.target, value)
+
+
+def expression(frame: Frame, node: ast.Expr) -> None:
+    value = frame.expr(node.value)
+    # An op in place changes what the variable holds.
+    call = node.value
+    if (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Name)
+        and call.func.attr.endswith("_")
+        and not call.func.attr.startswith("_")
+        and value.op not in ("unknown", "constant")
+    ):
+        frame.names[call.func.value.id] = value
+
+
+def def_(frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    for decorator in node.decorator_list:
+        if frame.depth == 0 and frame.source.names is frame.names:
+            frame.expr(decorator)
+    function = Function(node, frame.source, frame.inside)
+    frame.names[node.name] = Value("function", at=frame.at(node), name=node.name, ref=function)
+    if frame.source is frame.flow.source and frame.source.names is frame.names:
+        frame.flow.functions.append(function)
+
+
+def class_(frame: Frame, node: ast.ClassDef) -> None:
+    bases = tuple(frame.expr(base) for base in node.bases)
+    cls = Class(node, frame.source, bases)
+    frame.names[node.name] = Value("class", at=frame.at(node), name=node.name, ref=cls)
+    inner = frame.nested()
+    for statement in node.body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            function = Function(statement, frame.source, frame.inside, cls)
+            if statement.name not in cls.methods or not is_property_setter(statement):
+                cls.methods[statement.name] = function
+            inner.names[statement.name] = Value("function", name=statement.name, ref=function)
+        else:
+            inner.block([statement])
+    cls.attributes.update({name: value for name, value in inner.names.items() if value.op != "function"})
+    if frame.source is frame.flow.source:
+        frame.flow.classes.append(cls)
+
+
+def import_(frame: Frame, node: ast.Import) -> None:
+    for alias in node.names:
+        if alias.asname:
+            frame.names[alias.asname] = frame.flow.import_name(frame.source, alias.name, 0, None)
+        else:
+            top = alias.name.partition(".")[0]
+            frame.names[top] = frame.flow.import_name(frame.source, top, 0, None)
+
+
+def import_from(frame: Frame, node: ast.ImportFrom) -> None:
+    for alias in node.names:
+        if alias.name != "*":
+            value = frame.flow.import_name(frame.source, node.module or "", node.level, alias.name)
+            frame.names[alias.asname or alias.name] = value
+
+
+STATEMENTS: dict[type[ast.stmt], Callable[[Any, Any], None]] = {
+    ast.Expr: expression, ast.Assign: assign_, ast.AnnAssign: ann_assign, ast.AugAssign: aug_assign,
+    ast.If: if_, ast.For: for_, ast.AsyncFor: for_, ast.While: while_, ast.With: with_,
+    ast.AsyncWith: with_, ast.Try: try_, ast.Match: match_, ast.Return: return_, ast.Raise: leave,
+    ast.Break: leave, ast.Continue: leave, ast.FunctionDef: def_, ast.AsyncFunctionDef: def_,
+    ast.ClassDef: class_, ast.Import: import_, ast.ImportFrom: import_from,
+}  # fmt: skip
+if hasattr(ast, "TryStar"):
+    STATEMENTS[ast.TryStar] = try_
