@@ -8,8 +8,9 @@ How a file is read, a module a step:
                 Bodies of all other functions are never interpreted.
 ``lower``       the ast to the program tree (``program``): calls and choices pulled out of expressions, so that only instructions fork.
 ``liveness``    which variables nothing mentions any more, instruction by instruction.
-``interpret``   the abstract interpreter (with ``statements``, ``calls``, ``imports``, ``evaluate``): it follows each path and tells the
-                checks of every event. What an outside call does stands in ``effects``, whose names come from rules/frameworks.toml.
+``interpret``   the abstract interpreter (with ``statements``, ``calls``, ``imports``, and for expressions ``evaluate``, ``operators``,
+                ``objects``): it follows each path and tells the checks of every event. What an outside call does stands in ``effects``,
+                whose names come from rules/frameworks.toml.
 ``state``       one path: scopes, objects, what its conditions decided, the states of all checks. Equal paths are one (``merge``);
                 opposite decisions are forgotten without loss; what nothing can reach is collected (``garbage``); differences that no test
                 around precision asks for are forgotten (``blur``); above a bound paths are left out, never made up (``thinning``).
@@ -24,6 +25,9 @@ Two shapes differ from the first design. Whole syntax trees are interpreted thro
 directly: paths fork at instructions only, which is what makes states mergeable. And relevance is decided by name on an outline rather
 than on lowered modules: most files that an import leads to are never lowered.
 
-Nothing here uses libcst. A lossless tree is needed to edit a file, not to read it, and importing libcst alone takes longer than
-reading a training script.
+Beside the programs stand ``flow``, which follows the values of single functions with their dtypes and forks nothing, and what changes a
+file's text: ``fixes``, ``fix_trees``, ``names`` and ``requirements``.
+
+Nothing that reads uses libcst. A lossless tree is needed to edit a file, not to read it, and importing libcst alone takes longer than
+reading a training script; only the fixes import it.
 """

@@ -11,8 +11,8 @@ from collections.abc import Callable, Set
 from functools import lru_cache
 from typing import Any
 
-from precisionlint.source.evaluate import DTYPES, is_container
 from precisionlint.source.garbage import Collector
+from precisionlint.source.objects import DTYPES, is_container
 from precisionlint.source.state import State, differing, merge
 from precisionlint.source.values import (
     PLAIN,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from precisionlint.source import effects, repeats
 from precisionlint.source import program as p
-from precisionlint.source.evaluate import attribute, class_attribute, elements, evaluate, is_container, name_of
+from precisionlint.source.evaluate import attribute, class_attribute, elements, evaluate
+from precisionlint.source.objects import is_container, name_of
 from precisionlint.source.records import Args, BudgetError, FrameInfo, Paths
 from precisionlint.source.state import State
 from precisionlint.source.values import (

@@ -6,22 +6,31 @@ scales, comparisons as conditions.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from precisionlint.events import Known, Named, WeightPath, Weights
 from precisionlint.source import program as p
-from precisionlint.source.state import NOTHING, State, decide
+from precisionlint.source.objects import (
+    WRAPPER_ATTRIBUTES,
+    is_container,
+    model_weights,
+    weights_of,
+)
+from precisionlint.source.operators import (
+    binary,
+    compare,
+    truth,
+    unary,
+    within,
+)
+from precisionlint.source.state import State
 from precisionlint.source.values import (
-    FALSE,
     NONE,
     PLAIN,
     TRUE,
     UNSURE,
     Class,
-    Cond,
     Const,
     External,
     Flow,
@@ -30,7 +39,6 @@ from precisionlint.source.values import (
     Method,
     ModuleRef,
     Obj,
-    Partial,
     Stream,
     Super,
     Sym,
@@ -45,12 +53,6 @@ from precisionlint.source.values import (
 
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
-
-HAND_SCALE = re.compile(r"^_*(?:cur_|lg_|current_)?loss_?scal(?:e|er|ing)(?:_factor)?$|^cur_scale$", re.I)
-"""What a loss scale kept by hand is called; nothing else says of a plain number that it is one."""
-
-DTYPES = frozenset(f"torch.{name}" for name in ("float16", "bfloat16", "float32", "float64"))
-WRAPPER_ATTRIBUTES = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module"})
 
 
 def evaluate(it: Interpreter, state: State, expr: p.Expr) -> Value:
@@ -227,10 +229,6 @@ def bind(it: Interpreter, state: State, found: Value, receiver: Value, name: str
     return bound
 
 
-def is_container(value: Value) -> bool:
-    return isinstance(value, Obj) and isinstance(value.cls, External) and value.cls.name.startswith("builtins.")
-
-
 # -- containers
 
 
@@ -382,338 +380,3 @@ def element_of(it: Interpreter, state: State, value: Value, site: Any) -> Value:
     flow = flow_of(value)
     of = (value,) if isinstance(value, Obj) else ()
     return it.site(state, (site, "element"), f"{text_of(value)}[…]", flow, of)
-
-
-# -- arithmetic
-
-
-def unary(it: Interpreter, state: State, op: str, value: Value) -> Value:
-    if op == "not":
-        return negate(it, state, value)
-    if isinstance(value, Const) and isinstance(value.value, (int, float)) and op in "+-":
-        return const(-value.value if op == "-" else +value.value)
-    return it.derived(("op", op, value), f"{op}{text_of(value)}", (value,))
-
-
-def negate(it: Interpreter, state: State, value: Value) -> Value:
-    if isinstance(value, Cond):
-        return replace(value, positive=not value.positive)
-    if isinstance(value, Sym):
-        return Cond(value, "truth", None, False)
-    known = truth(state, value)
-    if known is not None:
-        return FALSE if known else TRUE
-    return it.derived(("op", "not", value), f"not {text_of(value)}", (value,))
-
-
-FOLD: dict[str, Callable[[Any, Any], Any]] = {
-    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
-    "//": lambda a, b: a // b, "%": lambda a, b: a % b, "**": lambda a, b: a**b,
-    "<": lambda a, b: a < b, "==": lambda a, b: a == b, "in": lambda a, b: a in b,
-}  # fmt: skip
-
-
-def fold(op: str, left: Const, right: Const) -> Const | None:
-    """The constant that two constants make, where it is small and Python allows it."""
-    a, b = left.value, right.value
-    numbers = isinstance(a, (int, float)) and isinstance(b, (int, float))
-    if op == "**" and (not numbers or abs(a) > 1e6 or abs(b) > 64):
-        return None
-    if op == "*" and not numbers:
-        return None
-    if op == "%" and not numbers:
-        return None
-    try:
-        result = FOLD[op](a, b)
-    except (TypeError, ValueError, ArithmeticError, KeyError):
-        return None
-    if isinstance(result, (int, float, bool)) or (isinstance(result, str) and len(result) < 200):
-        return const(result)
-    return None
-
-
-def binary(it: Interpreter, op: str, left: Value, right: Value) -> Value:
-    """``left op right``."""
-    if isinstance(left, Const) and isinstance(right, Const):
-        folded = fold(op, left, right)
-        if folded is not None:
-            return folded
-    if isinstance(left, Tensors) and isinstance(right, Tensors) and op == "+":
-        if left.weights is None or right.weights is None:
-            return replace(left, weights=None)
-        return replace(left, weights=left.weights | right.weights, part=left.part and right.part)
-    flow = scaled_flow(op, flow_of(left), flow_of(right))
-    if isinstance(left, Tensors) and left.kind == "grad" and op == "**":
-        return replace(left, kind="square")
-    if isinstance(left, Tensors) and left.kind in ("grad", "param", "square"):
-        return replace(left, flow=flow)
-    if isinstance(right, Tensors) and right.kind in ("grad", "param"):
-        return replace(right, flow=flow)
-    return it.derived(("op", op, left, right), f"{text_of(left)} {op} {text_of(right)}", (left, right), flow)
-
-
-def scaled_flow(op: str, left: Flow, right: Flow) -> Flow:
-    """What arithmetic does to the scale that a loss or a number carries."""
-    if op == "*":
-        for value, by in ((left, right), (right, left)):
-            if by.factor == "1/scale":
-                if value.factor == "scale" or (value.scaled is not None and not value.factor):
-                    return Flow(None, value.region)
-                return replace(by, region=value.region or by.region)
-            if by.factor == "scale" and value.factor != "scale":
-                return Flow(by.scaled, value.region, "", by.scaled_at)
-        return join(left, right)
-    if op == "/":
-        if right.factor == "scale":
-            if left.scaled is not None and not left.factor:
-                return Flow(None, left.region)
-            return Flow(right.scaled, left.region, "1/scale", right.scaled_at)
-        if right.factor == "1/scale":
-            return Flow(right.scaled, left.region, "", right.scaled_at)
-        return left if right.scaled is None else join(left, right)
-    if op == "**" and right.factor == "scale":
-        return right  # 2 ** log2(scale)
-    if op in ("-", "+") and (left.factor or right.factor):
-        return replace(join(left, right), factor="scale" if "scale" in (left.factor, right.factor) else "")
-    return join(left, right)
-
-
-# -- conditions
-
-
-def compare(it: Interpreter, op: str, left: Value, right: Value) -> Value:
-    """A comparison: True or False where it is known, else the condition, in a form that it shares with its complement."""
-    if op == "is not":
-        return flip(compare(it, "is", left, right))
-    if op == "!=":
-        return flip(compare(it, "==", left, right))
-    if op == "not in":
-        return flip(compare(it, "in", left, right))
-    if op == ">":
-        return compare(it, "<", right, left)
-    if op == ">=":
-        return flip(compare(it, "<", left, right))
-    if op == "<=":
-        return flip(compare(it, "<", right, left))
-    left, right = opened_up(it, left), opened_up(it, right)
-    if op in ("is", "=="):
-        if isinstance(left, (Const, External)) and not isinstance(right, (Const, External)):
-            left, right = right, left
-        if isinstance(left, (Const, External)) and isinstance(right, (Const, External)):
-            return equal(left, right)
-        if right == NONE:
-            return Cond(left, "none", None, True) if isinstance(left, Sym) else const(False)
-        if isinstance(right, Const) and isinstance(right.value, bool):
-            if isinstance(left, Cond):
-                return left if right.value else flip(left)
-            if isinstance(left, Sym):
-                return Cond(left, "truth", None, right.value)
-        if isinstance(right, (Const, External)) and isinstance(left, Sym):
-            return Cond(left, "eq", right, True)
-        if left == right and not isinstance(left, Sym):
-            return TRUE
-    if isinstance(left, Const) and isinstance(right, Const):
-        folded = fold(op, left, right)
-        if folded is not None:
-            return folded
-    if (
-        op == "in"
-        and isinstance(left, (Const, External))
-        and isinstance(right, Tup)
-        and all(isinstance(item, (Const, External)) for item in right.items)
-    ):
-        return const(left in right.items)
-    sym = it.derived(("op", op, left, right), f"{text_of(left)} {op} {text_of(right)}", (left, right))
-    return Cond(sym, "truth", None, True) if isinstance(sym, Sym) else sym
-
-
-def within(it: Interpreter, state: State, op: str, left: Value, container: Value) -> Value:
-    """``x in container``: decided where nothing is in it, or every item is a constant; else it may be either, each time."""
-    items = state.heap.get(container, {})
-    known = (
-        list(items)
-        if isinstance(container, Obj) and container.cls == External("builtins.dict")
-        else list(items.values())
-    )
-    if not items:
-        return const(op == "not in")
-    if "*" not in items and isinstance(left, Const):
-        constants = [item.value if isinstance(item, Const) else item for item in known]
-        return const((left.value in constants) == (op == "in"))
-    return it.site(state, (container, op), f"{text_of(left)} {op} …", PLAIN, ())
-
-
-def opened_up(it: Interpreter, value: Value) -> Value:
-    """A name from outside as a value: torch's own are what they are, another package's may be anything."""
-    if isinstance(value, External) and not value.name.startswith(("torch.", "builtins.")):
-        return it.intern(("free", "outside", value.name), value.name.rpartition(".")[2], PLAIN, frozenset(), ())
-    return value
-
-
-def equal(left: Const | External, right: Const | External) -> Value:
-    if isinstance(left, Const) and isinstance(right, Const):
-        return const(left.value == right.value and (left.kind == right.kind or left.kind != "NoneType" != right.kind))
-    if isinstance(left, External) and isinstance(right, External):
-        return const(left.name == right.name)
-    return FALSE
-
-
-def flip(value: Value) -> Value:
-    if isinstance(value, Cond):
-        return replace(value, positive=not value.positive)
-    if isinstance(value, Const):
-        return const(not value.value)
-    return value
-
-
-def as_cond(value: Value) -> Cond | None:
-    """The condition that a value is true, where it is a matter of a condition at all."""
-    if isinstance(value, Cond):
-        return value
-    if isinstance(value, Sym):
-        return Cond(value, "truth", None, True)
-    return None
-
-
-def truth(state: State, value: Value) -> bool | None:
-    """Whether a value is true, by what this path knows."""
-    match value:
-        case Const():
-            return bool(value.value)
-        case Cond():
-            known = decide(state.facts.get(value.sym, NOTHING), value)
-            if known is None and value.kind == "truth":
-                part = both(state, value.sym)
-                return None if part is None else part == value.positive
-            return known
-        case Sym():
-            known = decide(state.facts.get(value, NOTHING), Cond(value, "truth", None, True))
-            return both(state, value) if known is None else known
-        case Tup():
-            return bool(value.items)
-        case Obj() if is_container(value):
-            items = state.heap.get(value, {})
-            return True if len(items) > ("*" in items) else None
-        case Obj() | Func() | Class() | Partial() | ModuleRef() | Tensors():
-            return True
-        case External():
-            return True if value.name.startswith(("torch.", "builtins.")) else None
-    return None
-
-
-def both(state: State, sym: Sym) -> bool | None:
-    """The truth of ``a and b`` / ``a or b`` by that of its sides."""
-    if sym.key[0] == "op" and sym.key[1] in ("and", "or"):
-        sides = [truth(state, side) for side in sym.key[2:]]
-        decisive: bool = sym.key[1] == "or"
-        if decisive in sides:
-            return decisive
-        if None not in sides:
-            return not decisive
-    return None
-
-
-# -- weights and names
-
-
-def weights_of(it: Interpreter, state: State, value: Value) -> Weights | None:
-    """Which weights a model, or a sequence of parameters, stands for; None where nobody knows, and where it holds none."""
-    return held_weights(it, state, value) or None
-
-
-def held_weights(it: Interpreter, state: State, value: Value) -> Weights | None:
-    """The weights in a value; an empty list holds none of any."""
-    match value:
-        case Tensors():
-            return rerooted(it, value.weights)
-        case Obj() if is_container(value):
-            items = state.heap.get(value, {})
-            if value.cls == External("builtins.dict") and "params" in items:
-                return held_weights(it, state, items["params"])
-            return union(held_weights(it, state, item) for item in items.values() if item != NONE)
-        case Tup():
-            return union(held_weights(it, state, item) for item in value.items)
-        case Many():
-            return held_weights(it, state, value.element)
-        case Obj():
-            params = state.heap.get(value, {}).get("params")
-            if params is not None and it.kind(state, value) in ("", "param_group"):
-                return held_weights(it, state, params)
-            return None
-    return None
-
-
-def union(parts: Iterable[Weights | None]) -> Weights | None:
-    result: frozenset[WeightPath] = frozenset()
-    for part in parts:
-        if part is None:
-            return None
-        result |= part
-    return result
-
-
-def rerooted(it: Interpreter, weights: Weights | None) -> Weights | None:
-    """Weights as they are spoken of now: their model may have become part of another since."""
-    if weights is None or it.parents.keys().isdisjoint(path[0] for path in weights):
-        return weights
-    return frozenset((*weight_path(it, path[0]), *path[1:]) for path in weights)  # type: ignore[arg-type]
-
-
-def model_weights(it: Interpreter, value: Value) -> Weights | None:
-    """The weights of a model; None where it is one of several on paths that have become one."""
-    path = weight_path(it, value)
-    root = path[0]
-    return None if isinstance(root, Sym) and root.key[:2] == ("site", "several") else frozenset({path})
-
-
-def weight_path(it: Interpreter, value: Value, depth: int = 0) -> WeightPath:
-    """A model as a path of weights: ``model.encoder`` is part of ``model``."""
-    if depth > 12:
-        return (value,)
-    if isinstance(value, Sym) and value.key[0] in ("attr", "index", "item", "part"):
-        base = weight_path(it, value.key[1], depth + 1)
-        return base if value.key[2] in WRAPPER_ATTRIBUTES else (*base, value.key[2])
-    parent = it.parents.get(value)
-    if parent is not None and parent[0] != value:
-        return (*weight_path(it, parent[0], depth + 1), parent[1])
-    return (value,)
-
-
-def dtype_of(value: Value | None) -> str | None:
-    """ "float16", "bfloat16" … of a dtype value; None where it is not one that is known."""
-    if isinstance(value, External) and value.name in DTYPES:
-        return value.name.removeprefix("torch.")
-    if isinstance(value, Sym) and value.default is not None:
-        return dtype_of(value.default)
-    return None
-
-
-def name_of(expr: p.Expr, fallback: str = "") -> str:
-    """An expression as the program writes it, for messages."""
-    match expr:
-        case p.Name(slot=str(slot)):
-            return slot
-        case p.Attr():
-            base = name_of(expr.obj)
-            return f"{base}.{expr.name}" if base else expr.name
-        case p.Index():
-            base = name_of(expr.obj)
-            key = repr(expr.key.value) if isinstance(expr.key, p.Const) else name_of(expr.key)
-            return f"{base}[{key}]" if base else fallback
-    return fallback
-
-
-def walk_exprs(expr: p.Expr) -> Iterator[p.Expr]:
-    yield expr
-    for name in ("obj", "key", "left", "right", "value"):
-        child = getattr(expr, name, None)
-        if child is not None and type(child).__module__ == p.__name__:
-            yield from walk_exprs(child)
-
-
-def known(value: Value | None) -> Known[Any] | None:
-    return Known(value.value) if isinstance(value, Const) else None
-
-
-def named(value: Value, name: str) -> Named:
-    return Named(value, name or text_of(value))

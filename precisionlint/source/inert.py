@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from precisionlint.source import program as p
 from precisionlint.source.blur import WORD, is_kept, plain
-from precisionlint.source.evaluate import evaluate, is_container
+from precisionlint.source.evaluate import evaluate
 from precisionlint.source.liveness import own_slots, walk
+from precisionlint.source.objects import is_container
 from precisionlint.source.outline import TRIGGER
 from precisionlint.source.state import State
 from precisionlint.source.values import PLAIN, Class, Func, Obj, Partial, Sym, Value, flow_of

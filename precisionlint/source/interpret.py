@@ -6,6 +6,7 @@ an expression is worth is ``evaluate.py``. It never imports or runs the code tha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,17 +16,11 @@ from precisionlint.source import calls, effects, imports, repeats, statements
 from precisionlint.source import program as p
 from precisionlint.source.apis import Apis, table
 from precisionlint.source.blur import blur
-from precisionlint.source.evaluate import (
-    HAND_SCALE,
-    as_cond,
-    evaluate,
-    flip,
-    opened_up,
-    truth,
-    weight_path,
-)
+from precisionlint.source.evaluate import evaluate
 from precisionlint.source.garbage import Collector
 from precisionlint.source.inert import Inert
+from precisionlint.source.objects import weight_path
+from precisionlint.source.operators import as_cond, flip, opened_up, truth
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.records import (
     BUDGET,
@@ -68,6 +63,10 @@ def is_choice(body: list[p.Instr]) -> bool:
         return False
     sides = (body[0].then.code, body[0].other.code)
     return all(len(side) == 1 and isinstance(side[0], p.Assign) for side in sides)
+
+
+HAND_SCALE = re.compile(r"^_*(?:cur_|lg_|current_)?loss_?scal(?:e|er|ing)(?:_factor)?$|^cur_scale$", re.I)
+"""What a loss scale kept by hand is called; nothing else says of a plain number that it is one."""
 
 
 class Interpreter:

@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING, Any
 from precisionlint.events import Iteration
 from precisionlint.source import effects, imports
 from precisionlint.source import program as p
-from precisionlint.source.evaluate import (
-    as_cond,
-    element_of,
-    elements,
-    evaluate,
-    is_container,
-    name_of,
-    opened_up,
-    truth,
-)
+from precisionlint.source.evaluate import element_of, elements, evaluate
 from precisionlint.source.inert import passed_over
+from precisionlint.source.objects import is_container, name_of
+from precisionlint.source.operators import as_cond, opened_up, truth
 from precisionlint.source.records import FrameInfo, Paths
 from precisionlint.source.state import State
 from precisionlint.source.values import (

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from precisionlint.events import Region, Weights
 from precisionlint.source import program as p
-from precisionlint.source.evaluate import combine, dtype_of, is_container, name_of, weights_of
+from precisionlint.source.evaluate import combine
+from precisionlint.source.objects import dtype_of, is_container, name_of, weights_of
 from precisionlint.source.state import State
 from precisionlint.source.values import UNSURE, Cond, Const, External, Method, Obj, Sym, Value, const, text_of
 

@@ -12,7 +12,8 @@ from precisionlint.events import Copied, Weights, Written
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import Outcome, argument, is_model, one, receiver_text, result, when
 from precisionlint.source.effects.unread import call_unknown
-from precisionlint.source.evaluate import dtype_of, evaluate, is_container, model_weights, weight_path
+from precisionlint.source.evaluate import evaluate
+from precisionlint.source.objects import dtype_of, is_container, model_weights, weight_path
 from precisionlint.source.state import State
 from precisionlint.source.values import Class, Const, External, Many, Method, Obj, Sym, Tensors, Value
 

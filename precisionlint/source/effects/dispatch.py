@@ -97,7 +97,7 @@ from precisionlint.source.effects.weights import (
     with_adapters,
     wrap,
 )
-from precisionlint.source.evaluate import is_container, name_of, named
+from precisionlint.source.objects import is_container, name_of, named
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     NONE,

@@ -27,7 +27,8 @@ from precisionlint.source.effects.common import (
     result,
     when,
 )
-from precisionlint.source.evaluate import attribute, model_weights
+from precisionlint.source.evaluate import attribute
+from precisionlint.source.objects import model_weights
 from precisionlint.source.state import NOTHING, State, decide
 from precisionlint.source.values import (
     NONE,

@@ -20,7 +20,8 @@ from precisionlint.source.effects.common import (
 )
 from precisionlint.source.effects.copies import write_parameters, written_with
 from precisionlint.source.effects.unread import call_unknown, emit_clip, read_grads
-from precisionlint.source.evaluate import dtype_of, element_of, model_weights
+from precisionlint.source.evaluate import element_of
+from precisionlint.source.objects import dtype_of, model_weights
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     FALSE,

@@ -21,7 +21,8 @@ from precisionlint.source.effects.engines import engine_of, stepping
 from precisionlint.source.effects.scaling import make_scaler
 from precisionlint.source.effects.trainers import equip
 from precisionlint.source.effects.weights import born
-from precisionlint.source.evaluate import class_attribute, named, weights_of
+from precisionlint.source.evaluate import class_attribute
+from precisionlint.source.objects import named, weights_of
 from precisionlint.source.state import State
 from precisionlint.source.values import NONE, Class, Const, Func, Obj, Sym, Value
 

@@ -11,7 +11,9 @@ from precisionlint.events import Weights
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import Outcome, argument, one, open_ended, result
 from precisionlint.source.effects.unread import call_unknown
-from precisionlint.source.evaluate import as_cond, attribute, class_attribute, element_of, elements, is_container, truth
+from precisionlint.source.evaluate import attribute, class_attribute, element_of, elements
+from precisionlint.source.objects import is_container
+from precisionlint.source.operators import as_cond, truth
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     FALSE,

@@ -37,7 +37,8 @@ from precisionlint.source.effects.common import (
     when,
 )
 from precisionlint.source.effects.copies import half_of
-from precisionlint.source.evaluate import as_cond, is_container, model_weights, name_of, named, truth
+from precisionlint.source.objects import is_container, model_weights, name_of, named
+from precisionlint.source.operators import as_cond, truth
 from precisionlint.source.state import State, reachable
 from precisionlint.source.values import (
     NONE,

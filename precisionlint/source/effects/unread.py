@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from precisionlint.events import Grads, Lost, Named, Weights, Written
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import MODEL_NAME, Outcome, argument, is_scaler, last_name, result, when
-from precisionlint.source.evaluate import model_weights, name_of, weights_of
+from precisionlint.source.objects import model_weights, name_of, weights_of
 from precisionlint.source.state import State, reachable
 from precisionlint.source.values import (
     NONE,

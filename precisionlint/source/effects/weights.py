@@ -23,7 +23,8 @@ from precisionlint.source.effects.common import (
 )
 from precisionlint.source.effects.copies import cast_value
 from precisionlint.source.effects.unread import call_unknown
-from precisionlint.source.evaluate import dtype_of, elements, is_container, model_weights, weight_path
+from precisionlint.source.evaluate import elements
+from precisionlint.source.objects import dtype_of, is_container, model_weights, weight_path
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     FALSE,
