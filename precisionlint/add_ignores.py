@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import shutil
-import tempfile
 import tokenize
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +15,7 @@ from typing import Any
 
 from precisionlint import documents, suppress
 from precisionlint.findings import FileError, Finding, Place, Report
+from precisionlint.writing import replace_file
 
 LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 BRACKET = re.compile(r"(#\s*precisionlint:\s*ignore\s*\[)([^\]]*)\]")
@@ -170,19 +168,3 @@ def _writer(text: str, content: Mapping[str, Any]) -> Callable[[Mapping[str, Any
                 if write(content) == text:
                     return write
     raise documents.DocumentError("its JSON is not laid out as Jupyter does it, so writing it would change all of it")
-
-
-def replace_file(path: str, data: bytes) -> None:
-    """Puts new content in a file's place at once: a full disk or an interrupt leaves the old one. Raises OSError."""
-    target = os.path.realpath(path)
-    descriptor, beside = tempfile.mkstemp(dir=os.path.dirname(target), prefix=f".{os.path.basename(target)}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        shutil.copymode(target, beside)
-        os.replace(beside, target)
-    except BaseException:
-        os.unlink(beside)
-        raise

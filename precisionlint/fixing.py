@@ -10,9 +10,9 @@ import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from precisionlint.add_ignores import replace_file
 from precisionlint.findings import FileError, Finding, Report
 from precisionlint.source.fixes import NoFixError, applied
+from precisionlint.writing import replace_file
 
 PASSES = 50
 """After how many passes a file is left as it is then: fixes that bring each other back would never end."""

@@ -307,6 +307,13 @@ class Watching:
         raise AssertionError(lines)
 
 
+def test_explain_lists_the_rules_of_a_family(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["explain", "loss-scaling"]) == 0
+    out = capsys.readouterr().out
+    assert all(rule.name in out for rule in catalogue.families()["loss-scaling"])
+    assert "half-rope" not in out
+
+
 def test_a_run_that_watches_tells_again_what_a_change_makes_of_it(tmp_path: Path):
     (tmp_path / "pyproject.toml").write_text("")
     (tmp_path / "train.py").write_text(CLIP)

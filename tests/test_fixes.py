@@ -261,6 +261,17 @@ def test_a_folder_that_cannot_be_written_leaves_the_file(tmp_path: Path, capsys:
     assert "steps.py: cannot be written: permission denied" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="permissions bind nobody here")
+def test_a_file_that_is_not_to_be_written_is_left_though_its_folder_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "steps.py").write_bytes(ARANGE)
+    (tmp_path / "steps.py").chmod(0o444)
+    assert main(["check", str(tmp_path), "--isolated", "--no-cache", "--fix", "--unsafe-fixes"]) == 2
+    assert (tmp_path / "steps.py").read_bytes() == ARANGE
+    assert "steps.py: cannot be written: permission denied" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="a full disk is made with a limit on the size of files")
 def test_a_full_disk_leaves_the_old_file_whole(tmp_path: Path):
     data = ARANGE + b"# " + b"x" * 100_000 + b"\n"

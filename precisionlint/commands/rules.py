@@ -15,10 +15,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
     explain = commands.add_parser(
         "explain",
-        help="show a rule's page",
+        help="show a rule's page, or list a family",
         description="Shows a rule's page: what goes wrong, wrong and right code, an experiment, sources.",
     )
-    explain.add_argument("name", metavar="NAME", help="the rule, such as clip-before-unscale")
+    explain.add_argument(
+        "name", metavar="NAME", help="the rule, such as clip-before-unscale, or a family, whose rules are listed"
+    )
     add_color(explain)
     explain.set_defaults(run=_explain)
 
@@ -32,8 +34,11 @@ def _rules(options: argparse.Namespace) -> Outcome:
 def _explain(options: argparse.Namespace) -> Outcome:
     from shutil import get_terminal_size
 
-    from precisionlint.report.page import page, styled
+    from precisionlint.report.page import listing, page, styled
 
+    family = catalogue.families().get(options.name)
+    if family is not None:
+        return Outcome(0, listing({rule.name: rule for rule in family}, catalogue.select()))
     text = page(catalogue.find(options.name))
     if colored(options.color, sys.stdout):
         text = styled(text, width=min(get_terminal_size().columns, 120))
