@@ -90,8 +90,8 @@ def tf32_off(program: Program, event: Op | Setting | Step) -> Iterator[Any]:
             yield Hit(
                 "tf32-off",
                 program.at,
-                "this CUDA program trains in fp32 and never sets the matmul precision: its products run outside the TF32 tensor cores (67 of 495 "
-                'TFLOP/s on an H100); torch.set_float32_matmul_precision("high") turns them on, "highest" says that they stay off',
+                "this CUDA program has a model run in fp32 and never sets the matmul precision: its products run outside the TF32 tensor cores "
+                '(67 of 495 TFLOP/s on an H100); torch.set_float32_matmul_precision("high") turns them on, "highest" says that they stay off',
                 (ran.seen, Seen(event.at, "the optimizer steps", event.when)),
                 unless=("matmul precision", ("half", ran.module)),
             )
