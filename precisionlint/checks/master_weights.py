@@ -191,7 +191,7 @@ def bf16_only_weights(storage: Storage, event: Step | Trains | Recipe) -> Iterat
                 yield lost_updates(took, event.weights, event.optimizer, event.lr, (took.seen, here))
         return
     for own in storage.owned:
-        if own.optimizer != event.optimizer:
+        if own.optimizer != event.optimizer or own.lr == 0:  # at a rate of 0 nothing is updated that could be lost
             continue
         sure = halves(storage, own.weights)
         for took in (*sure, *inside(storage, own.weights)):

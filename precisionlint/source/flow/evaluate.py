@@ -314,7 +314,7 @@ class Frame:
                     return Value("function", name=name, ref=method)
                 value = obj.ref.attribute(name)
                 return value if value is not None else Value("unknown", name=name, ref=obj if name == "apply" else None)
-            case "builtin" | "constructed" | "unknown" | "module":
+            case "builtin" | "constructed" | "unknown" | "module" if name != "dtype":
                 return Value("unknown", (), UNKNOWN, self.at(node), name, ref=("attribute", obj))
         return torch_calls.attribute(self, obj, name, node)
 
