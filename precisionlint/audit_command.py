@@ -11,12 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from precisionlint.audit_report import AuditReport
+from precisionlint.audit_report import AuditReport, Judged, Verdict
 from precisionlint.findings import Finding, Place
-
-Verdict = Literal["confirmed", "refuted", "not reached", "another configuration", "not measurable here"]
 
 MEASURED = frozenset(
     {
@@ -38,14 +36,6 @@ MEASURED = frozenset(
 )
 """The rules of ``check`` whose whole fault lies inside one iteration, so that a run that shows none speaks against it.
 """
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A finding of ``check``, and what the run says of it."""
-
-    finding: Finding
-    verdict: Verdict
 
 
 @dataclass(frozen=True)
@@ -217,30 +207,23 @@ def _base(path: str) -> str:
     return os.path.realpath(path)
 
 
-def lines(audited: Audited, *, format: str, color: bool, all: bool) -> Iterator[str]:
+def lines(audited: Audited, *, format: str, color: bool, all: bool, width: int) -> Iterator[str]:
     """The report of the command, as text or as one JSON object."""
     if format == "json":
         import json
 
         yield json.dumps(to_dict(audited), indent=2)
         return
-    from precisionlint.report.audit_text import render
+    from precisionlint.report.audit_text import read_lines, render
     from precisionlint.report.text import paint
 
     if audited.report is None:
         said = f"step {audited.step} never came: {audited.script} {audited.ended} after {audited.steps}"
         yield paint(f"audit of {audited.script}: {said}", "warning", color)
+        yield from read_lines(audited.read, color, width)
     else:
-        yield from render(audited.report, color=color, all=all)
-    if audited.read:
-        yield ""
-        yield paint("read by check, before the run", "strong", color)
-        for each in audited.read:
-            place, verdict = each.finding.place, paint(each.verdict, "strong", color)
-            when = f" (when {each.finding.when})" if each.finding.when else ""
-            yield f"  {place.path}:{place.line}: {each.finding.rule}{when}: {verdict}"
-    yield ""
-    yield f"{audited.script} {audited.ended}"
+        ended = f"{audited.script} {audited.ended}"
+        yield from render(audited.report, color=color, all=all, width=width, read=audited.read, ended=ended)
 
 
 def together(lines: Iterable[str]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from precisionlint.findings import Finding, Place, Suppressed
 
@@ -184,15 +184,27 @@ class AuditReport:
         Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
 
     def print(self, *, all: bool = False, color: bool | None = None, file: TextIO | None = None) -> None:
-        """Prints the report; ``all``: every op instead of groups; ``color`` None: on a terminal."""
+        """Prints the report; ``all``: every finding, op and cast in full; ``color`` None: on a terminal."""
         import sys
 
         from precisionlint.report.audit_text import render
+        from precisionlint.report.layout import width_of
 
         stream = file or sys.stdout
         colored = stream.isatty() if color is None else color
-        for line in render(self, color=colored, all=all):
+        for line in render(self, color=colored, all=all, width=width_of(stream)):
             print(line, file=stream)
+
+
+Verdict = Literal["confirmed", "refuted", "not reached", "another configuration", "not measurable here"]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A finding of ``check``, and what the run says of it."""
+
+    finding: Finding
+    verdict: Verdict
 
 
 def as_json(value: Any) -> Any:

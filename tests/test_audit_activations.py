@@ -136,4 +136,4 @@ def test_a_program_with_hooks_of_its_own_meets_each_tensor_as_often_as_without_t
 def test_the_report_tells_the_total_by_dtype_and_groups_layers():
     stream = io.StringIO()
     audited(Two(), torch.bfloat16).print(file=stream)
-    assert "saved for the backward\n  1.5 KiB, casts of weights included: 1.5 KiB bf16\n" in stream.getvalue()
+    assert "saved for the backward (casts of weights included): 1.5 KiB bf16; by " in stream.getvalue()

@@ -68,6 +68,7 @@ def run(options: argparse.Namespace) -> Outcome:
 
     from precisionlint import audit_command
     from precisionlint.policy import PolicyError
+    from precisionlint.report.layout import PIPE, width_of
     from precisionlint.trace.patches import UnsupportedTorchError
 
     try:
@@ -81,7 +82,8 @@ def run(options: argparse.Namespace) -> Outcome:
     except (PolicyError, UnsupportedTorchError) as error:
         raise UsageError(str(error)) from error
     color = options.out is None and colored(options.color, sys.stdout)
-    lines = audit_command.lines(audited, format=options.format, color=color, all=options.all)
+    width = PIPE if options.out is not None else width_of(sys.stdout)
+    lines = audit_command.lines(audited, format=options.format, color=color, all=options.all, width=width)
     if out is not None:
         _write(out, lines)
         lines = iter(())

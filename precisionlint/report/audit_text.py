@@ -1,63 +1,70 @@
-"""An audit's report as text: the verdict first, then findings, what happened in which order, ops by phase and dtype,
-storage, settings.
+"""An audit's report as text that an engineer reads in a minute: the verdict, the findings with what was seen, what
+happened in which order, families of ops by phase and dtype, storage, the range of the gradients, settings.
 
-In a pipe it is the same text without colours, so that two runs can be compared by a diff.
+In a pipe it is the same text without colours and of a fixed width, so that two runs can be compared by a diff.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
-from precisionlint.audit_report import AuditReport, CastRecord, OpRecord, Station
-from precisionlint.findings import SEVERITIES, Place
+from precisionlint.audit_report import AuditReport, Judged, RangeRecord, Station
+from precisionlint.findings import SEVERITIES, Finding, Place
+from precisionlint.report import audit_ops
+from precisionlint.report.audit_ops import grouped, layer_part, located, short, starred
 from precisionlint.report.excerpt import lines, shown
+from precisionlint.report.layout import PIPE, filled, share, size, table
 from precisionlint.report.text import counted, finding_lines, paint, suppressed_line
 
-PHASES = ("forward", "recompute", "backward", "unscale", "clip", "optimizer", "update", "collective", "other")
-LIMIT = 8
+LIMIT = 3
 """How many lines of a section are shown without ``all``."""
-SHORT = {
-    "float64": "fp64",
-    "float32": "fp32",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-}
+INDENT = 12
+"""Where the text of a section begins, beside its title."""
+MODULES = 3
+"""How many modules are named in a line."""
 
 
-def render(report: AuditReport, *, color: bool = False, all: bool = False) -> Iterator[str]:
-    """The report's lines; ``all``: one line an op and place instead of groups that fit on a screen."""
-    source = cache(lines)
+def render(
+    report: AuditReport,
+    *,
+    color: bool = False,
+    all: bool = False,
+    width: int = PIPE,
+    read: Sequence[Judged] = (),
+    ended: str = "",
+) -> Iterator[str]:
+    """The report's lines, at most ``width`` long where words allow; ``all``: every finding, op, cast and module in
+    full; ``read``: what ``check`` read before the run, and what the run says of it; ``ended``: what became of the
+    script.
+    """
     yield _verdict(report, color)
-    yield _extent(report)
+    yield f"{_extent(report)}{f'; {shown(ended)}' if ended else ''}"
     if report.error:
         yield paint(f"the step raised {shown(report.error)}; what follows is what ran before", "warning", color)
-    for finding in report.findings:
-        yield ""
-        yield from finding_lines(finding, source(finding.place.path), color)
+    yield from _findings(report, color, all, width)
     if report.suppressed:
         yield ""
         yield from (suppressed_line(each, color) for each in report.suppressed)
-    yield from _section("order", _order(report.order), color)
-    yield from _section("ops (input -> accumulation -> output)", _every(report) if all else _groups(report), color)
-    yield from _section("casts", _casts(report, all), color)
-    yield from _section("storage", _storage(report), color)
-    yield from _section("saved for the backward", _activations(report, all), color)
+    yield from read_lines(read, color, width)
+    yield from _section("order", _order(report.order, width), color)
+    yield from _table(audit_ops.families(report, width - 2), color)
+    yield from _section("casts", audit_ops.casts(report, None if all else LIMIT), color)
+    yield from _section("storage", _storage(report, all, width), color)
     yield from _section("updates of half weights", _updates(report, all), color)
-    yield from _section("range of the gradients", _ranges(report), color)
-    yield from _section("settings", _settings(report, all), color)
-    yield from _section("notes", map(shown, report.notes), color)
+    yield from _section("gradients", _ranges(report, all, width), color)
+    yield from _section("settings", _settings(report, all, width), color)
+    yield from _section("notes", (line for note in report.notes for line in filled(shown(note), width - INDENT)), color)
+    if all:
+        yield from _table(audit_ops.every(report), color)
 
 
 def _verdict(report: AuditReport, color: bool) -> str:
     counts = {each: sum(finding.severity == each for finding in report.findings) for each in SEVERITIES}
     found = [paint(counted(number, each), each, color) for each, number in counts.items() if number]
     subject = f"audit of {shown(report.name)}" if report.name else "audit"
-    return f"{subject}: {'found ' + ', '.join(found) if found else 'found nothing'}"
+    return f"{paint(subject, 'strong', color)}: {'found ' + ', '.join(found) if found else 'found nothing'}"
 
 
 def _extent(report: AuditReport) -> str:
@@ -68,132 +75,150 @@ def _extent(report: AuditReport) -> str:
 
 
 def _section(title: str, body: Iterable[str], color: bool) -> Iterator[str]:
-    body = list(body)
-    if body:
+    """A section, whose first line stands beside its title."""
+    for number, line in enumerate(body):
+        yield f"{paint(f'{title:<{INDENT}}', 'strong', color) if number == 0 else ' ' * INDENT}{line}"
+
+
+def _table(rows: Iterable[str], color: bool) -> Iterator[str]:
+    """A table under its heads, the first of which is the section's title."""
+    for number, row in enumerate(rows):
+        yield paint(row, "strong", color) if number == 0 else f"  {row}"
+
+
+# -- findings
+
+
+def _findings(report: AuditReport, color: bool, all: bool, width: int) -> Iterator[str]:
+    """The gravest first; the same fault in several places once, with its other places."""
+    source = cache(lines)
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for each in sorted(report.findings, key=lambda each: SEVERITIES.index(each.severity)):
+        key = (each.rule, each.message, str(each.place) if all else "")
+        groups.setdefault(key, []).append(each)
+    if groups:
         yield ""
-        yield paint(title, "strong", color)
-        yield from (f"  {line}" for line in body)
+    for number, (first, *others) in enumerate(groups.values()):
+        if number and all:
+            yield ""
+        if all:
+            yield from finding_lines(first, source(first.place.path), color)
+        else:
+            yield from _finding(report, first, source(first.place.path), color, width)
+        if others:
+            also = ", ".join(shown(each.place.where) for each in others)
+            yield from (f"    {line}" for line in filled(f"also at {also}", width - 4))
+    if report.findings:
+        yield ""
 
 
-def _order(stations: Iterable[Station]) -> Iterator[str]:
-    """Stations in order; a run of equal ones as one."""
-    previous, count = "", 0
-    for station in stations:
-        line = f"{located(station.place)}: {shown(station.what)}" if station.place else shown(station.what)
-        if line != previous and previous:
-            yield _times(previous, count)
-            count = 0
-        previous, count = line, count + 1
-    if previous:
-        yield _times(previous, count)
+def _finding(report: AuditReport, finding: Finding, source: Sequence[str], color: bool, width: int) -> Iterator[str]:
+    """A finding with its line, the modules in which it ran, and the way that led there."""
+    where = f"{shown(finding.place.where)}:{finding.place.column}:"
+    doubt = " [likely]" if finding.confidence == "likely" else ""
+    rule = shown(finding.rule)
+    first, *rest = filled(f"{where} {finding.severity} {rule}{doubt}: {shown(finding.message)}", width, 4)
+    for plain, style in ((where, "strong"), (finding.severity, finding.severity), (rule, "strong")):
+        first = first.replace(plain, paint(plain, style, color), 1)
+    yield first
+    yield from rest
+    modules = _modules(report, finding.place)
+    line = shown(source[finding.place.line - 1].strip()) if finding.place.line <= len(source) else ""
+    if line:
+        inside = f"  (in {modules})" if modules else ""
+        number, room = str(finding.place.line), width - 4 - len(str(finding.place.line)) - 3 - len(inside)
+        text = line if len(line) <= room else f"{line[: room - 1]}…"
+        yield f"    {paint(number, 'gutter', color)} {paint('|', 'gutter', color)} {text}{inside}"
+    if len(finding.trace) > 1:
+        way = "seen: " + " > ".join(_way((step.place, step.message) for step in finding.trace)[0])
+        yield from (f"    {each}" for each in filled(way, width - 4))
 
 
-def _times(line: str, count: int) -> str:
-    return line if count == 1 else f"{line} ({count} times)"
+def _modules(report: AuditReport, at: Place) -> str:
+    """The modules that ran a line: ``layers.*.attn: 48 modules``."""
+    ran = {
+        layer_part(op.module) for op in report.ops if op.module and op.place is not None and _same_line(op.place, at)
+    }
+    names = sorted({starred(each) for each in ran})
+    if not names:
+        return ""
+    few = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+    return few if len(ran) == len(names) else f"{few}: {len(ran)} modules"
 
 
-def dtypes(op: OpRecord) -> str:
-    """``bf16 -> fp32 -> bf16``; without accumulation ``bf16 -> bf16``."""
-    inputs, outputs = (
-        ", ".join(dict.fromkeys(SHORT.get(each, each) for each in side)) or "none" for side in (op.inputs, op.outputs)
-    )
-    middle = [SHORT.get(op.accumulation, op.accumulation)] if op.accumulation else []
-    return " -> ".join([inputs, *middle, outputs])
+def _same_line(left: Place, right: Place) -> bool:
+    return (left.path, left.line) == (right.path, right.line)
 
 
-def located(place: Place) -> str:
-    """Path and line; of an installed package's file only what follows ``site-packages``."""
-    return f"{shown(place.path.rpartition('/site-packages/')[2])}:{place.line}"
+def read_lines(read: Sequence[Judged], color: bool, width: int) -> Iterator[str]:
+    """What ``check`` read, by what the run says of it; what it confirmed is told by its places alone."""
+    confirmed = [
+        f"{each.finding.rule} {shown(each.finding.place.where)}" for each in read if each.verdict == "confirmed"
+    ]
+    told = filled(f"confirmed: {'; '.join(confirmed)}", width - INDENT) if confirmed else []
+    for each in read:
+        if each.verdict != "confirmed":
+            when = f" (when {shown(each.finding.when)})" if each.finding.when else ""
+            verdict = paint(each.verdict, "strong", color)
+            told.append(f"{verdict}: {each.finding.rule} {shown(each.finding.place.where)}{when}")
+    yield from _section("check read", told, color)
 
 
-def starred(module: str) -> str:
-    """A module's path with its layer numbers as one: ``layers.3.attn`` is ``layers.*.attn``."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
+# -- order
 
 
-def _groups(report: AuditReport) -> Iterator[str]:
-    """One line for each phase, family and dtypes, the most floating point operations first."""
-    total = sum(op.flops for op in report.ops) or 1
-    groups: dict[tuple[int, str, str], list[OpRecord]] = {}
-    for op in report.ops:
-        if op.family:
-            groups.setdefault((PHASES.index(op.phase), op.family, dtypes(op)), []).append(op)
-    rows = []
-    for (phase, family, kinds), members in sorted(
-        groups.items(), key=lambda each: (each[0][0], -sum(op.flops for op in each[1]), each[0])
-    ):
-        flops = sum(op.flops for op in members)
-        share = f"{flops / total:.0%} of FLOPs" if flops / total >= 0.005 else ""
-        verdict = next((op.verdict for op in members if op.verdict), "")
-        modules = list(dict.fromkeys(starred(op.module) for op in members if op.module))
-        where = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
-        times = f"{sum(op.count for op in members)} x"
-        rows.append((PHASES[phase], family, kinds, times, share, verdict, where))
-    yield from _table(rows)
-    rest = sum(op.count for op in report.ops if not op.family)
-    if rest:
-        yield f"and {counted(rest, 'op')} without sums of their own: views, copies and the like (--all lists them)"
+def _order(stations: Sequence[Station], width: int) -> Iterator[str]:
+    """Stations in order, what repeats as one."""
+    told, file = [], ""
+    for run, count in _runs(stations):
+        names, file = _way(((each.place, each.what) for each in run), file)
+        said = " > ".join(names)
+        told.append(said if count == 1 else f"{said if len(run) == 1 else f'({said})'} {count} times")
+    yield from filled(" > ".join(told), width - INDENT)
 
 
-def _every(report: AuditReport) -> Iterator[str]:
-    yield from _table(
-        [
-            (
-                op.phase,
-                op.op,
-                dtypes(op),
-                f"{op.count} x",
-                op.verdict,
-                op.parameter or op.module,
-                located(op.place) if op.place else "",
-            )
-            for op in sorted(report.ops, key=lambda op: PHASES.index(op.phase))
-        ]
-    )
+def _way(stations: Iterable[tuple[Place | None, str]], file: str = "") -> tuple[list[str], str]:
+    """``train.py:30 backward``, then only the line while the file stays the same; and the file in the end."""
+    told = []
+    for place, what in stations:
+        path, _, line = located(place).rpartition(":") if place is not None else ("", "", "")
+        told.append(f"{'' if path == file else path}:{line} {shown(what)}" if place is not None else shown(what))
+        file = path or file
+    return told, file
 
 
-def _casts(report: AuditReport, all: bool) -> Iterator[str]:
-    """The total, then the lines that cast what had been cast, the most bytes first."""
-    casts = report.casts
-    if not casts:
-        return
-    count, written = sum(each.count for each in casts), sum(each.bytes for each in casts)
-    yield f"{counted(count, 'cast')} between floating dtypes wrote {_size(written)}"
-    groups: dict[tuple[str, str, str, str], list[CastRecord]] = {}
-    for each in casts:
-        if all or each.again or each.back:
-            where = located(each.place) if each.place else "(no line)"
-            kind = f"{SHORT.get(each.source, each.source)} -> {SHORT.get(each.target, each.target)}"
-            groups.setdefault((where, each.phase, kind, starred(each.module)), []).append(each)
-    rows = []
-    for (where, phase, kind, module), members in groups.items():
-        again, back = sum(each.again for each in members), sum(each.back for each in members)
-        said = [f"{again} of a tensor cast before"] if again else []
-        said += [f"{back} back to the dtype it came from"] if back else []
-        total, times = sum(each.bytes for each in members), f"{sum(each.count for each in members)} x"
-        rows.append((total, (where, phase, kind, times, _size(total), "; ".join(said), module)))
-    rows.sort(key=lambda row: (-row[0], row[1]))
-    limit = len(rows) if all else LIMIT
-    yield from _table([row for _, row in rows[:limit]])
-    if len(rows) > limit:
-        yield f"and {counted(len(rows) - limit, 'line')} more with such casts (--all lists them)"
+def _runs(stations: Sequence[Station]) -> Iterator[tuple[Sequence[Station], int]]:
+    """The stations as runs, each with how often it comes in a row; the shortest that repeats first."""
+    start = 0
+    while start < len(stations):
+        rest = stations[start:]
+        period = next((each for each in range(1, len(rest) // 2 + 1) if rest[:each] == rest[each : 2 * each]), None)
+        run, count = rest[: period or 1], 1
+        while period and rest[count * period : (count + 1) * period] == run:
+            count += 1
+        yield run, count
+        start += len(run) * count
 
 
-def _storage(report: AuditReport) -> Iterator[str]:
-    if not report.storage:
-        return
+# -- storage
+
+
+def _storage(report: AuditReport, all: bool, width: int) -> Iterator[str]:
+    """Bytes of model state by dtype, and what is saved for the backward."""
     held = report.bytes_per_parameter
     if held is not None:
         yield f"{held:.1f} bytes of model state for each trained parameter (mixed precision with Adam: 16)"
-    yield from _table(
-        [
-            (each.kind, SHORT.get(each.dtype, each.dtype), counted(each.tensors, "tensor"), _size(each.bytes))
-            for each in report.storage
-        ]
-    )
+    kinds: dict[str, list[str]] = {}
+    for each in report.storage:
+        kind = each.kind.removeprefix("optimizer state ")
+        tensors = f" ({counted(each.tensors, 'tensor')})" if all else ""
+        kinds.setdefault(short(each.dtype), []).append(f"{kind} {size(each.bytes)}{tensors}")
+    for dtype, parts in kinds.items():
+        yield from filled(f"{dtype}: {', '.join(parts)}", width - INDENT)
+    yield from _activations(report, all, width)
 
 
-def _activations(report: AuditReport, all: bool) -> Iterator[str]:
+def _activations(report: AuditReport, all: bool, width: int) -> Iterator[str]:
     """The total by dtype, then by module and dtype, the most bytes first."""
     kept = report.activations
     if not kept:
@@ -201,33 +226,39 @@ def _activations(report: AuditReport, all: bool) -> Iterator[str]:
     dtypes: dict[str, int] = {}
     groups: dict[tuple[str, str], tuple[int, int]] = {}
     for each in kept:
-        dtype = SHORT.get(each.dtype, each.dtype)
+        dtype = short(each.dtype)
         dtypes[dtype] = dtypes.get(dtype, 0) + each.bytes
-        key = (each.module if all else starred(each.module)) or "(no module)", dtype
+        key = (each.module if all else grouped(each.module)) or "(no module)", dtype
         count, total = groups.get(key, (0, 0))
         groups[key] = (count + each.tensors, total + each.bytes)
-    parts = ", ".join(f"{_size(size)} {name}" for name, size in sorted(dtypes.items(), key=lambda each: -each[1]))
-    yield f"{_size(sum(dtypes.values()))}, casts of weights included: {parts}"
+    kinds = sorted(dtypes.items(), key=lambda each: -each[1])
+    total = sum(dtypes.values())
+    parts = [f"{size(bytes_)} {name}" for name, bytes_ in kinds if all or 100 * bytes_ >= total]
     rows = sorted(groups.items(), key=lambda each: (-each[1][1], each[0]))
-    limit = len(rows) if all else LIMIT
-    yield from _table(
-        [(*key, counted(count, "tensor"), _size(size)) for key, (count, size) in rows[:limit]],
-    )
-    if len(rows) > limit:
-        rest = sum(size for _, (_, size) in rows[limit:])
-        yield f"and {counted(len(rows) - limit, 'module')} more with {_size(rest)} (--all lists them)"
+    said = f"saved for the backward (casts of weights included): {', '.join(parts)}"
+    if all:
+        yield said
+        yield from table([("  " + name, dtype, counted(n, "tensor"), size(b)) for (name, dtype), (n, b) in rows])
+        return
+    told = [f"{name} {size(bytes_)} {dtype}" for (name, dtype), (_, bytes_) in rows[:MODULES]]
+    rest = sum(bytes_ for _, (_, bytes_) in rows[MODULES:])
+    more = [f"{len(rows) - MODULES} more {size(rest)}"] if rest else []
+    yield from filled(f"{said}; by {', '.join([*told, *more])}", width - INDENT)
+
+
+# -- updates and gradients
 
 
 def _updates(report: AuditReport, all: bool) -> Iterator[str]:
     if not report.updates:
         return
     meant, lost = sum(each.meant for each in report.updates), sum(each.lost for each in report.updates)
-    yield f"{_share(lost, meant)} of {counted(meant, 'update')} rounded away: the weight stands where it stood"
+    yield f"{share(lost, meant)} of {counted(meant, 'update')} rounded away: the weight stands where it stood"
     rows = sorted(report.updates, key=lambda each: (-each.lost / max(each.meant, 1), each.parameter))
     limit = len(rows) if all else LIMIT
-    yield from _table(
+    yield from table(
         [
-            (each.parameter, SHORT.get(each.dtype, each.dtype), f"{_share(each.lost, each.meant)} of {each.meant} lost")
+            (each.parameter, short(each.dtype), f"{share(each.lost, each.meant)} of {each.meant}")
             for each in rows[:limit]
         ]
     )
@@ -235,49 +266,37 @@ def _updates(report: AuditReport, all: bool) -> Iterator[str]:
         yield f"and {counted(len(rows) - limit, 'weight')} that lost less (--all lists them)"
 
 
-def _ranges(report: AuditReport) -> Iterator[str]:
+def _ranges(report: AuditReport, all: bool, width: int) -> Iterator[str]:
+    """The exponents of the gradients, and what becomes of them in each format; without ``all`` only in 16 bits."""
     found = report.gradients
     if found is None:
         return
-    beyond = f", {found.nonfinite} infinite or NaN" if found.nonfinite else ""
-    exponents = f"from 2^{found.least} to 2^{found.greatest}"
-    yield f"{exponents}, {_share(found.zeros, found.elements)} zeros{beyond}, of {counted(found.elements, 'element')}"
-    rows: dict[str, list[str]] = {}
+    fates: dict[str, list[str]] = {}
     for each in found.formats:
-        whose = "the best" if each.chosen == "best" else each.chosen
-        scale = "unscaled" if each.chosen == "none" else f"at {whose} scale 2^{math.log2(each.scale):.0f}"
-        shares = [(each.zero, "become 0"), (each.subnormal, "subnormal"), (each.over, "overflow")]
-        said = ", ".join(f"{share:.1%} {what}" for share, what in shares if share >= 0.0005)
-        rows.setdefault(each.format, []).append(f"{scale}: {said or 'all normal'}")
-    yield from _table([(name, "; ".join(said)) for name, said in rows.items()])
+        where = {"none": "", "best": f"at 2^{math.log2(each.scale):.0f} "}.get(each.chosen, f"at {each.chosen} scale ")
+        if all or each.format in ("fp16", "bf16"):
+            fates.setdefault(each.format, []).append(where + _fate(each))
+    beyond = f", {found.nonfinite} infinite or NaN" if found.nonfinite else ""
+    zeros = f"{share(found.zeros, found.elements)} zeros{beyond}"
+    told = [f"from 2^{found.least} to 2^{found.greatest}, {zeros}, of {counted(found.elements, 'element')}"]
+    told += [f"{name}: {', '.join(parts)}" for name, parts in fates.items()]
+    yield from told if all else filled("; ".join(told), width - INDENT)
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else "none"
+def _fate(each: RangeRecord) -> str:
+    shares = [(each.zero, "become 0"), (each.subnormal, "subnormal"), (each.over, "overflow")]
+    return ", ".join(f"{part:.1%} {what}" for part, what in shares if part >= 0.0005) or "all normal"
 
 
-def _size(bytes_: int) -> str:
-    for unit, one in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if bytes_ >= one:
-            return f"{bytes_ / one:.1f} {unit}"
-    return f"{bytes_} bytes"
+# -- settings
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(len(shown(cell)) for cell in column) for column in zip(*rows, strict=True)] if rows else []
-    for row in rows:
-        yield "  ".join(shown(cell).ljust(width) for cell, width in zip(row, widths, strict=True) if width).rstrip()
-
-
-def _settings(report: AuditReport, all: bool) -> Iterator[str]:
+def _settings(report: AuditReport, all: bool, width: int) -> Iterator[str]:
     """Regions, what the settings mean, and the settings; those of CUDA where it ran."""
-    for region in report.regions:
-        yield f"autocast {shown(region)}"
-    yield from report.meaning
+    told = [*(f"autocast {shown(region)}" for region in report.regions), *report.meaning]
     cuda = all or any(op.device == "cuda" for op in report.ops)
     rest = [name for name in report.settings if not cuda and (".cuda." in name or ".cudnn." in name)]
     for name, value in report.settings.items():
         if name not in rest:
-            yield f"{name} = {shown(value)}"
-    if rest:
-        yield f"and {counted(len(rest), 'setting')} of CUDA, which did not run (--all lists them)"
+            told.append(f"{name if all else name.removeprefix('torch.').removeprefix('backends.')} = {shown(value)}")
+    yield from told if all else filled("; ".join(told), width - INDENT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -135,6 +136,7 @@ def summarize(
 
 
 def _ops(recorder: Recorder, registry: Registry, table: Policy, settings: Mapping[str, str]) -> Iterable[OpRecord]:
+    family_of = cache(table.family)
     for (number, phase, origin, parameter, device, inputs, outputs), cell in recorder.counts.items():
         name = op_name(recorder.ops[number])
         made = recorder.origins[origin]
@@ -142,7 +144,7 @@ def _ops(recorder: Recorder, registry: Registry, table: Policy, settings: Mappin
         into, out = tuple(map(dtype_name, inputs)), tuple(map(dtype_name, outputs))
         if not out and name.endswith("_"):
             out = into[:1]  # it returns nothing and writes its first argument
-        family = table.family(name, phase)
+        family = family_of(name, phase)
         if family is not None and not any(each in policy.RANKS for text in (*into, *out) for each in text.split("|")):
             family = None  # no floating point number takes part
         kernel = isinstance(recorder.ops[number], Kernel)
