@@ -32,6 +32,8 @@ def check(
     extend_exclude: Sequence[str] = (),
     assume: Mapping[str, str] | None = None,
     device: str = "",
+    torch_version: str = "",
+    frameworks: Mapping[str, str] | None = None,
     config: str | None = None,
     isolated: bool = False,
     markdown: bool = False,
@@ -43,7 +45,8 @@ def check(
 
     The settings are those of ``[tool.precisionlint]`` nearest to each file, or of the file ``config``, or none (``isolated``);
     what is given here stands above them: ``select``, ``extend_select`` and ``ignore`` hold names of rules or families, or
-    ``all``; ``assume`` limits the reading to one configuration, such as ``{"use_amp": "True"}``. ``texts`` holds what is read
+    ``all``; ``assume`` limits the reading to one configuration, such as ``{"use_amp": "True"}``; ``torch_version`` is the torch
+    that the programs run with, "2.6" or ">=2.4,<2.9"; ``frameworks`` says what classes of others act as. ``texts`` holds what is read
     instead of a file of that name. ``jobs`` processes read, None: as many as it pays; ``cache``: what still holds of
     earlier runs is not read again. What cannot be read is in the report's ``errors``. Raises config.ConfigError for a
     configuration that cannot be used, catalogue.UnknownNameError for the name of a rule that is not there.
@@ -62,6 +65,8 @@ def check(
         "extend_exclude": tuple(extend_exclude),
         "assume": dict(assume or {}),
         "device": device,
+        "torch_version": torch_version,
+        "frameworks": dict(frameworks or {}),
     }
     given = {name: value for name, value in overrides.items() if value}
     held = {name: text if isinstance(text, bytes) else text.encode() for name, text in (texts or {}).items()}

@@ -26,7 +26,7 @@ from precisionlint.config import Settings
 from precisionlint.reader import NOTHING, FileResult, Looked, Plan, Reading, Survey, digest
 from precisionlint.source.root import PRECISION, find_root, surveyed_files
 
-HEADER = "precisionlint cache 3 "
+HEADER = "precisionlint cache 4 "
 RACY = 2.0
 """Seconds: the times of a file that changed so shortly before a run do not tell whether it changed again."""
 MOMENT = 0.05
@@ -75,7 +75,7 @@ class Cache:
 
     def __init__(self, place: Path, root: Path, plan: Plan) -> None:
         self.root = str(root)
-        name = json.dumps([program(), self.root, sorted(plan.rules), plan.assume, plan.device])
+        name = json.dumps([program(), self.root, sorted(plan.rules), plan.assume, plan.device, plan.frameworks])
         self._file = place / f"{digest(name.encode(errors='surrogatepass'))}.json"
         self._start = time.time()
         self._files: dict[str, list[Any]] = {}

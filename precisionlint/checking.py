@@ -38,6 +38,7 @@ from precisionlint.source.root import find_root, surveyed_files
 
 if TYPE_CHECKING:
     from precisionlint.changes import Changes
+    from precisionlint.source.requirements import Range
     from precisionlint.worker import Answer, Task
 
 PAYS = 300_000
@@ -84,10 +85,12 @@ def check(request: Request) -> Report:
         results = _read(request, found, settings)
 
     sources = Sources(request.texts)
+    paths = dict(found)
     findings: list[Finding] = []
     suppressed: list[Suppressed] = []
+    torches = Torches()
     for display, path in found:
-        result = results[display]
+        result = torches.gated(results[display], settings[display], path)
         errors += result.errors
         kept, silenced = judged(result, settings[display], path)
         suppressed += silenced
@@ -99,7 +102,7 @@ def check(request: Request) -> Report:
             suppressed += (Suppressed(each, "unchanged") for index, each in enumerate(kept) if index not in near)
             kept = [each for index, each in enumerate(kept) if index in near]
         findings += kept
-    findings = _gated(findings, dict(found))
+    findings = [torches.fixable(each, settings[each.place.path], paths[each.place.path]) for each in findings]
     looked_at = {os.path.realpath(path) for _, path in found} if baselines else set()
     stale = [entry for each in dict.fromkeys(baselines.values()) for entry in each.stale(looked_at)]
     replacements = _replacements(findings, request.texts) if request.fixes else {}
@@ -117,25 +120,46 @@ def check(request: Request) -> Report:
     )
 
 
-def _gated(findings: Iterable[Finding], paths: Mapping[str, Path]) -> list[Finding]:
-    """The findings, with fixes only in files of Python, and unsafe where they write what the project's oldest torch does not know."""
-    oldest: dict[Path, str] = {}
-    gated = []
-    for finding in findings:
-        fix = finding.fix
-        if fix is not None and documents.kind(finding.place.path) != "python":
-            finding, fix = replace(finding, fix=None), None
-        if fix is not None and fix.torch and fix.safe:
-            from precisionlint.source.requirements import oldest_torch, version
+class Torches:
+    """Holds findings against the versions of torch that their projects run with: those of the settings, else those that the files of
+    the project's root declare. A file is looked at when a finding first depends on it."""
 
-            root = find_root(paths[finding.place.path].absolute())
-            if root not in oldest:
-                oldest[root] = oldest_torch(root)
-            if oldest[root] and version(oldest[root]) < version(fix.torch):
-                why = f"it needs torch {fix.torch}, and the project allows {oldest[root]}"
-                finding = replace(finding, fix=replace(fix, unsafe=why))
-        gated.append(finding)
-    return gated
+    def __init__(self) -> None:
+        self._of: dict[str | Path, Range] = {}
+
+    def _range(self, settings: Settings, path: Path) -> Range:
+        from precisionlint.source import requirements
+
+        key = settings.torch_version or find_root(path.absolute())
+        if key not in self._of:
+            self._of[key] = requirements.parse(key) if isinstance(key, str) else requirements.versions(key)
+        return self._of[key]
+
+    def gated(self, result: FileResult, settings: Settings, path: Path) -> FileResult:
+        """A file's result without what is no fault in these versions."""
+        if not any(each.torch for each in result.findings):
+            return result
+        held = self._range(settings, path)
+        kept = [pair for pair in zip(result.findings, result.covered, strict=True) if held.meets(pair[0].torch)]
+        return replace(result, findings=tuple(one for one, _ in kept), covered=tuple(other for _, other in kept))
+
+    def fixable(self, finding: Finding, settings: Settings, path: Path) -> Finding:
+        """A finding, with a fix only in a file of Python, and an unsafe one where it writes what the oldest of these versions does not know."""
+        fix = finding.fix
+        if fix is None:
+            return finding
+        if documents.kind(finding.place.path) != "python":
+            return replace(finding, fix=None)
+        if not fix.torch or not fix.safe:
+            return finding
+        from precisionlint.source.requirements import shown, version
+
+        oldest = self._range(settings, path).oldest
+        if oldest is None or oldest >= version(fix.torch):
+            return finding
+        return replace(
+            finding, fix=replace(fix, unsafe=f"it needs torch {fix.torch}, and the project allows {shown(oldest)}")
+        )
 
 
 def _replacements(findings: Iterable[Finding], texts: Mapping[str, bytes]) -> dict[Finding, tuple[Replacement, ...]]:
@@ -213,7 +237,12 @@ def _projects(found: Sequence[tuple[str, Path]]) -> Iterator[Path]:
 
 def plan_of(settings: Settings) -> Plan:
     """The plan by which files of these settings are read."""
-    return Plan(settings.rules, tuple(sorted(settings.assume.items())), settings.device)
+    return Plan(
+        settings.rules,
+        tuple(sorted(settings.assume.items())),
+        settings.device,
+        tuple(sorted(settings.frameworks.items())),
+    )
 
 
 def _read(
@@ -241,7 +270,7 @@ def _read(
         except OSError as error:
             results[display] = FileResult(errors=(unreadable(display, error),))
             continue
-        if concerns(display, data):
+        if concerns(display, data, plan.words):
             tasks.setdefault(plan, []).append((display, os.fspath(path)))
             size += len(data)
         else:

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from precisionlint import __version__
 from precisionlint.commands import audit, check, rules, server, verify
@@ -20,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a name that the console cannot spell must not end the run
             stream.reconfigure(errors="backslashreplace")
     try:
-        options = _parser().parse_args(arguments)
+        options = _options(arguments)
         return _write(options.run(options))
     except InputError as error:
         complain(str(error))
@@ -29,17 +30,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and where the options are listed: a usage of twenty lines hides the one that matters."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {message}\n`{self.prog} --help` lists the options", file=sys.stderr)
+        raise SystemExit(2)
+
+    def unknown(self, word: str) -> NoReturn:
+        """Tells of an option that is none."""
+        from difflib import get_close_matches
+
+        known = [name for action in self._actions for name in action.option_strings]
+        near = get_close_matches(word.partition("=")[0], known, n=1, cutoff=0.75)
+        self.error(f"{word} is no option{f'; did you mean {near[0]}?' if near else ''}")
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(
         prog="precisionlint",
         description="Finds precision faults in mixed-precision and FP8 training code.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"precisionlint {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", dest="command", required=True, parser_class=Parser
+    )
     for command in (check, audit, verify, rules, server):
         command.add(commands)
-    return parser
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        commands.choices[options.command].unknown(unknown[0])
+    return options
 
 
 def _write(outcome: Outcome) -> int:

@@ -27,8 +27,14 @@ else:
 SECTION = "tool.precisionlint"
 OWN_FILE = "precisionlint.toml"
 DEVICES = ("cuda", "rocm", "cpu", "mps", "xpu")
+VERSIONS = re.compile(r"\d+(\.\d+)*|(?:(?:>=|<=|==|<|>|~=)\s*\d+(\.\d+)*\s*(?:,\s*|$))+")
 EXCLUDE = ("build/", "dist/", "node_modules/", "site-packages/", "__pycache__/", "*.egg-info/")
 """Folders of what others wrote or a tool made."""
+
+
+def is_version(text: str) -> bool:
+    """Whether a text is a version of torch, or bounds of it."""
+    return VERSIONS.fullmatch(text.strip()) is not None
 
 
 class ConfigError(InputError):
@@ -52,6 +58,8 @@ class Settings:
     force_exclude: bool = False
     assume: Mapping[str, str] = field(default_factory=dict)
     device: str = ""
+    torch_version: str = ""
+    frameworks: Mapping[str, str] = field(default_factory=dict)
     baseline: str = ""
     cache_dir: str = ""
     policy: Mapping[str, Any] = field(default_factory=dict)
@@ -149,7 +157,7 @@ class Configuration:
         for name in ("extend_select", "ignore", "extend_exclude"):
             if name in values:
                 values[name] = (*getattr(settings, name), *values[name])
-        for name in ("assume", "severity", "per_file_ignores"):
+        for name in ("assume", "severity", "per_file_ignores", "frameworks"):
             if name in values:
                 values[name] = {**getattr(settings, name), **values[name]}
         settings = replace(settings, **values)
@@ -218,7 +226,7 @@ def shown(settings: Settings) -> list[str]:
         if isinstance(value, Mapping):
             if value:
                 tables += ["", f"[{name}]", *(f"{_toml(each)} = {_toml(value[each])}" for each in value)]
-        else:
+        elif value != "":  # a text that nobody gave
             lines.append(f"{name} = {_toml(value)}")
     return lines + tables
 
@@ -238,10 +246,14 @@ def _toml(value: Any) -> str:
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
+    return _near(word, known) or f"; known are {', '.join(known)}"
+
+
+def _near(word: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean '{near[0]}'?" if near else f"; known are {', '.join(known)}"
+    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 @dataclass(frozen=True)
@@ -284,6 +296,29 @@ class _Reader:
             near = _nearest(value, DEVICES) if isinstance(value, str) else ""
             raise self.wrong(key, f"{key} must be one of {', '.join(DEVICES)}, not {_toml(value)}{near}")
         return cast(str, value)
+
+    def torch(self, key: str, value: Any) -> str:
+        if not isinstance(value, str) or not is_version(value):
+            raise self.wrong(
+                key, f'{key} must be a version such as "2.6" or bounds such as ">=2.4,<2.9", not {_toml(value)}'
+            )
+        return value
+
+    def contracts(self, key: str, value: Any) -> Mapping[str, str]:
+        from precisionlint.source.apis import table
+
+        known = table().known() if value else []
+        for name, acts in self.table(key, value).items():
+            if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name):
+                said = f'{key}: {_toml(name)} must be the full name of a class or function in quotes, such as "mylab.engine.Engine"'
+                raise self.wrong(name, said)
+            if not isinstance(acts, str) or table().canonical(acts) not in known:
+                near = _near(acts, known) if isinstance(acts, str) else ""
+                said = (
+                    f"{key}: {name} must act as a class or function of rules/frameworks.toml, not {_toml(acts)}{near}"
+                )
+                raise self.wrong(name, said)
+        return dict(value)
 
     def table(self, key: str, value: Any) -> Mapping[str, Any]:
         if not isinstance(value, dict):
@@ -330,6 +365,8 @@ KEYS: Mapping[str, Callable[[_Reader, str, Any], Any]] = {
     "force-exclude": _Reader.flag,
     "assume": _Reader.assumptions,
     "device": _Reader.device,
+    "torch-version": _Reader.torch,
+    "frameworks": _Reader.contracts,
     "baseline": _Reader.word,
     "cache-dir": _Reader.word,
     "policy": _Reader.table,

@@ -93,6 +93,8 @@ class Finding:
     """The configuration in which it happens, such as `args.fp16 is set`; empty where it always does."""
     trace: tuple[Step, ...] = ()
     fix: Fix | None = None
+    torch: str = ""
+    """The versions of torch in which it is a fault, ``>=2.9`` or ``<2.12``; empty where it is one in all."""
 
 
 @dataclass(frozen=True)

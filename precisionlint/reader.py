@@ -14,12 +14,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from precisionlint import documents, suppress
 from precisionlint.findings import FileError, Finding, GaveUp, Place
-from precisionlint.source.screen import worth_parsing
+from precisionlint.source.screen import own_words, worth_parsing
 from precisionlint.subjects import SUBJECTS
 
 if TYPE_CHECKING:
@@ -37,11 +38,18 @@ BUDGET = ("too many paths", "more paths at once", "nested too deeply")
 
 @dataclass(frozen=True)
 class Plan:
-    """What readings have in common: the rules looked for, the configuration assumed, the device trained on."""
+    """What readings have in common: the rules looked for, the configuration assumed, the device trained on, and what classes and
+    functions of others act as."""
 
     rules: frozenset[str]
     assume: tuple[tuple[str, str], ...] = ()
     device: str = ""
+    frameworks: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def words(self) -> tuple[bytes, ...]:
+        """The words for which a file is worth parsing beside those of ``source.screen``."""
+        return tuple(own_words(self.frameworks))
 
 
 @dataclass
@@ -100,12 +108,13 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def concerns(display: str, data: bytes) -> bool:
-    """Whether there is anything in a file to read: training, a subject of ``subjects``, a comment for this program."""
+def concerns(display: str, data: bytes, own: tuple[bytes, ...] = ()) -> bool:
+    """Whether there is anything in a file to read: training, a subject of ``subjects``, a comment for this program; ``own``: see
+    ``Plan.words``."""
     kind = documents.kind(display)
     if kind == "notebook":
         return True
-    if kind != "other" and (suppress.MARK in data or worth_parsing(data)):
+    if kind != "other" and (suppress.MARK in data or worth_parsing(data, own)):
         return True
     return holds_subject(display, data)
 
@@ -158,7 +167,7 @@ class Reader:
         """Reads one program of a file."""
         data = program.data
         python = documents.kind(display) != "other"
-        trains = python and worth_parsing(data)
+        trains = python and worth_parsing(data, self.plan.words)
         subjects = [subject for subject in SUBJECTS if subject.wants(display, data)]
         comments = (suppress.comments if python else suppress.configuration_comments)(display, data)
         statements = (suppress.statements(data) if python else suppress.Statements(())) if comments else None
@@ -169,7 +178,7 @@ class Reader:
         if self.run is None:
             from precisionlint.source.run import Run
 
-            self.run = Run(self.plan.rules, dict(self.plan.assume), self.plan.device)
+            self.run = Run(self.plan.rules, dict(self.plan.assume), self.plan.device, self.plan.frameworks)
         errors: list[FileError] = []
         findings: list[Finding] = []
         totals = Totals()

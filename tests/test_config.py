@@ -154,6 +154,89 @@ def test_assumptions_and_the_device_reach_the_reading():
     assert rules("fp32.py") == ["tf32-off"]
 
 
+SWITCHES = """\
+import torch
+
+torch.backends.cuda.matmul.allow_tf32 = True
+scaler = torch.cuda.amp.GradScaler()
+"""
+NEW, OLD = "tf32-legacy-api", "deprecated-amp-api"
+
+
+def test_rules_that_depend_on_torch_obey_the_version_of_the_settings_then_that_of_the_requirements():
+    write("run.py", SWITCHES)
+    select = ["autocast", "matmul-precision"]
+    assert rules("run.py", select=select) == [NEW, OLD]
+    write("requirements.txt", "torch==2.6.0\n")
+    write("setup.py", "")
+    assert rules("run.py", select=select) == [OLD]
+    assert rules("run.py", select=select, torch_version="2.3") == []
+    pyproject('torch-version = ">=2.3,<2.10"\n')
+    assert rules("run.py", select=select) == [NEW, OLD]
+    assert rules("run.py", select=select, torch_version="2.8.1") == [OLD]
+
+
+def test_a_comment_for_what_is_no_fault_with_this_torch_silences_nothing():
+    write("run.py", SWITCHES.replace("= True", f"= True  # precisionlint: ignore[{NEW}]"))
+    assert rules("run.py", select=[NEW, "unused-ignore"]) == []
+    assert rules("run.py", select=[NEW, "unused-ignore"], torch_version="2.8") == ["unused-ignore"]
+
+
+def test_a_cast_to_e4m3_saturates_by_itself_in_a_torch_that_does_that():
+    write(
+        "quantize.py",
+        "import torch\n\n\ndef quantize(x, scale):\n    return (x * scale).to(torch.float8_e4m3fn)\n\n\n"
+        "def quantize_gradient(x, scale):\n    return (x * scale).to(torch.float8_e5m2)\n",
+    )
+    assert rules("quantize.py", select=["fp8"]) == ["fp8-cast-without-clamp"] * 2
+    assert rules("quantize.py", select=["fp8"], torch_version="2.11") == ["fp8-cast-without-clamp"] * 2
+    assert rules("quantize.py", select=["fp8"], torch_version="2.12") == ["fp8-cast-without-clamp"]
+
+
+ENGINE = """\
+import torch
+from lab.engine import Engine
+from lab.clip import clip_norm
+
+
+def train(model, loader):
+    engine = Engine(mixed_precision="fp16")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model, optimizer = engine.prepare(model, optimizer)
+    for x in loader:
+        optimizer.zero_grad()
+        engine.backward(model(x))
+        clip_norm(model.parameters(), 1.0)
+        optimizer.step()
+"""
+ACTS = {"lab.engine.Engine": "accelerate.Accelerator", "lab.clip.clip_norm": "torch.nn.utils.clip_grad_norm_"}
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["a class of the project", "a package that is not read"])
+def test_a_class_of_others_acts_as_the_settings_say(own: bool):
+    write("train.py", ENGINE)
+    write("setup.py", "")
+    if own:
+        write("lab/__init__.py", "")
+        write("lab/engine.py", "import secret\n\n\nclass Engine:\n    backward = secret.backward\n")
+        write("lab/clip.py", "import secret\n\n\ndef clip_norm(parameters, norm):\n    secret.clip(parameters, norm)\n")
+    assert rules(".") == []
+    assert rules(".", frameworks=ACTS) == ["accelerate-raw-clip"]
+    pyproject("[tool.precisionlint.frameworks]\n" + "".join(f'"{name}" = "{acts}"\n' for name, acts in ACTS.items()))
+    assert rules(".") == ["accelerate-raw-clip"]
+
+
+def test_a_trainer_of_others_is_read_in_a_file_that_names_torch_nowhere():
+    text = (
+        "from lab import Fitter, Settings\n\n\ndef run(model, data):\n    settings = Settings(fp16=True)\n"
+        "    fitter = Fitter(model=model.half(), args=settings, train_dataset=data)\n    fitter.train()\n"
+    )
+    write("run.py", text)
+    acts = {"lab.Fitter": "transformers.Trainer", "lab.Settings": "transformers.TrainingArguments"}
+    assert rules("run.py") == []
+    assert rules("run.py", frameworks=acts) == ["hf-half-load"]
+
+
 WRONG = [
     ('selct = ["all"]', "pyproject.toml:2: unknown key 'selct'; did you mean 'select'?"),
     ("xyzzy = 1", "pyproject.toml:2: unknown key 'xyzzy'; known are select, extend-select"),
@@ -178,6 +261,18 @@ WRONG = [
     ('device = "gpu"', 'device must be one of cuda, rocm, cpu, mps, xpu, not "gpu"'),
     ("device = 1", "device must be one of cuda, rocm, cpu, mps, xpu, not 1"),
     ("assume = { a = [1] }", "assume: a must be a text, a number, true or false, not [1]"),
+    (
+        "torch-version = 2.6",
+        'pyproject.toml:2: torch-version must be a version such as "2.6" or bounds such as ">=2.4,<2.9", not 2.6',
+    ),
+    ('torch-version = "new"', 'or bounds such as ">=2.4,<2.9", not "new"'),
+    (
+        '[tool.precisionlint.frameworks]\n"lab.Engine" = "accelerate.Acelerator"',
+        "pyproject.toml:3: frameworks: lab.Engine must act as a class or function of rules/frameworks.toml, not "
+        "\"accelerate.Acelerator\"; did you mean 'accelerate.Accelerator'?",
+    ),
+    ('frameworks = { Engine = "accelerate.Accelerator" }', 'frameworks: "Engine" must be the full name of a class'),
+    ('frameworks = ["accelerate"]', 'frameworks must be a table, not ["accelerate"]'),
     ("cache-dir = 1", "cache-dir must be a text, not 1"),
     ("policy = 1", "policy must be a table, not 1"),
     ("select = [", "pyproject.toml: Invalid value"),
@@ -224,13 +319,14 @@ def test_a_configuration_that_is_not_there_is_said(capsys):
 def test_settings_are_shown_as_the_toml_that_gives_them(capsys):
     write("train.py")
     pyproject(
-        'ignore = ["tf32-off"]\nassume = { "args.fp16" = true }\ndevice = "cuda"\n[tool.precisionlint.severity]\nall = "info"\n'
+        'ignore = ["tf32-off"]\nassume = { "args.fp16" = true }\ndevice = "cuda"\ntorch-version = ">=2.4"\n'
+        'frameworks = { "lab.Engine" = "accelerate.Accelerator" }\n[tool.precisionlint.severity]\nall = "info"\n'
     )
     assert cli.main(["check", "train.py", "--show-settings", "--extend-exclude", 'a"b']) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"# from {Path.cwd()}/pyproject.toml\n")
     assert 'ignore = ["tf32-off"]' in out
-    again = write("copy/precisionlint.toml", out.replace('cache-dir = ""\n', "").replace('baseline = ""\n', ""))
+    again = write("copy/precisionlint.toml", out)
     settings = read(again)
     assert settings is not None
     original = Configuration({"extend_exclude": ('a"b',)}).of(Path("train.py"))

@@ -18,7 +18,7 @@ from precisionlint.cli import main
 from precisionlint.config import Configuration
 from precisionlint.findings import Finding, Report
 from precisionlint.fixing import fix
-from precisionlint.source.requirements import oldest_torch
+from precisionlint.source.requirements import version, versions
 
 ROOT = Path(__file__).parent.parent
 RULES = catalogue.load()
@@ -308,7 +308,7 @@ def test_the_broken_projects_hold_after_their_fixes(tmp_path: Path, capsys: pyte
 )
 def test_a_fix_that_an_old_torch_does_not_know_is_unsafe(declared: str, oldest: str, tmp_path: Path):
     (tmp_path / "pyproject.toml").write_text(declared)
-    assert oldest_torch(tmp_path) == oldest
+    assert versions(tmp_path).oldest == (version(oldest) if oldest else None)
     data = b"import torch\n\nscaler = torch.cuda.amp.GradScaler()\n"
     (tmp_path / "run.py").write_bytes(data)
     (finding,) = check(str(tmp_path / "run.py"), data).findings

@@ -294,6 +294,7 @@ def deprecated_amp_api(state: None, event: Touched) -> Iterator[Any]:
             f"{event.name} is deprecated{since} and warns: {new}",
             (),
             fix=Remedy((Change("rename", event.at, new.partition("(")[0]),), torch=KNOWN_SINCE.get(event.name, "")),
+            torch=">=2.4" if since else "",
         )
 
 

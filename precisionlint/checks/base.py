@@ -72,6 +72,8 @@ class Hit:
     unless: tuple[Hashable, ...] = ()
     needs: tuple[Hashable, ...] = ()
     fix: Remedy | None = None
+    torch: str = ""
+    """The versions of torch in which this is a fault, ``>=2.9`` or ``<2.12``; empty where it is one in all."""
 
 
 @dataclass(frozen=True, slots=True)

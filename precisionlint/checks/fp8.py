@@ -16,6 +16,8 @@ FAMILY = Family(Automaton("fp8", None, lambda state, event: state))
 LIMITS = frozenset({448.0, 57344.0, 240.0})
 """The largest values of E4M3, E5M2 and E4M3 FNUZ."""
 LIMIT_NAME = re.compile(r"(?:fp8|f8|e4m3|e5m2|float8|quant|q|w_dtype).*max|max_?val|^fp8_max$", re.I)
+E4M3 = frozenset({"float8_e4m3fn"})
+"""The format whose casts saturate from torch 2.12 on."""
 FP8_NAME = re.compile(r"f(?:p|loat)?8|e4m3|e5m2|w_dtype|quant", re.I)
 AMAX_NAME = re.compile(r"(?:^|_)amax$")
 OUTSIDE_TRAINING = re.compile(r"convert|export|infer|generat")
@@ -187,6 +189,7 @@ def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
             (Change("receiver", value.at, text="{}.clamp(torch.finfo({dtype}).min, torch.finfo({dtype}).max)"),),
             "" if known else "it raises where this is a dtype of integers",
         ),
+        torch="<2.12" if frozenset(value.dtypes) == E4M3 else "",
     )
 
 

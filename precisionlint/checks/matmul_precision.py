@@ -13,6 +13,8 @@ from precisionlint.findings import Confidence
 from precisionlint.valueflow import Called, Ended, Touched
 
 SWITCHES = ("float32_matmul_precision", "allow_tf32", "fp32_precision")
+TWO_FAMILIES = ">=2.9"
+"""The versions of torch that keep the new switches beside the old ones."""
 
 AT_START = Switches()
 """The TF32 switches as torch begins."""
@@ -145,6 +147,7 @@ def tf32_legacy_api(state: Program, event: Touched) -> Iterator[Any]:
             f"{event.name} is the switch of before torch 2.9: {new}{also} takes its place, 'tf32' or 'ieee'; "
             "change all of them at once, the two must not be mixed",
             (),
+            torch=TWO_FAMILIES,
         )
 
 
@@ -179,4 +182,5 @@ def mixed(at: Any, name: str, value: str, modern: Seen, confidence: Confidence) 
         "read fp32_precision instead",
         (modern,),
         confidence=confidence,
+        torch=TWO_FAMILIES,
     )

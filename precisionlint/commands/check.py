@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from precisionlint import baseline, catalogue
 from precisionlint.commands.check_output import Output, ProgressLine, lines, output, outputs_of, write_files
 from precisionlint.commands.common import Outcome, UsageError, add_color, complain, words
-from precisionlint.config import DEVICES, Configuration, Settings
+from precisionlint.config import DEVICES, Configuration, Settings, is_version
 from precisionlint.config import shown as shown_settings
 from precisionlint.errors import InputError
 from precisionlint.findings import SEVERITIES, FileError, Report
@@ -78,6 +78,12 @@ def _add_rules(group: argparse._ArgumentGroup) -> None:
         help="read one configuration only, such as use_amp=True",
     )
     group.add_argument("--device", choices=DEVICES, help="what the programs train on, whatever they say")
+    group.add_argument(
+        "--torch-version",
+        metavar="VERSION",
+        type=_version,
+        help="the torch that the programs run with, 2.6 or '>=2.4,<2.9' (default: what the project's requirements allow)",
+    )
     group.add_argument(
         "--require-reason", action="store_true", help="ask for a reason in comments that silence findings"
     )
@@ -154,6 +160,12 @@ def _jobs(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of processes, such as 4")
     return int(text)
+
+
+def _version(text: str) -> str:
+    if not is_version(text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no version, such as 2.6 or '>=2.4,<2.9'")
+    return text
 
 
 def _assumption(text: str) -> tuple[str, str]:
@@ -345,6 +357,7 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
         "require_reason": options.require_reason,
         "assume": assume,
         "device": options.device,
+        "torch_version": options.torch_version,
         "cache_dir": os.path.abspath(options.cache_dir) if options.cache_dir else "",
     }
     return {name: value for name, value in values.items() if value}

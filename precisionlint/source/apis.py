@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -41,7 +41,22 @@ class Apis:
     averages: frozenset[str]
     plain_optim: frozenset[str]
     engine_arguments: tuple[str, ...]
+    own: dict[str, str] = field(default_factory=dict)
+    """Names that the settings say of what they act as: the name of this table that does the same."""
     kinds: dict[str, str] = field(default_factory=dict, compare=False)
+
+    def known(self) -> list[str]:
+        """Every class and function whose contract stands here."""
+        classes = (
+            self.scalers
+            | self.sharded_scalers
+            | self.optimizers
+            | self.wrappers
+            | self.owners
+            | self.adapters
+            | self.averages
+        )
+        return sorted({*classes, *self.autocast, *self.clips, *self.norms, *self.engines, *self.other_optimizers})
 
     def canonical(self, name: str) -> str:
         return self.aliases.get(name, name)
@@ -74,9 +89,13 @@ class Apis:
         return ""
 
 
-@lru_cache(maxsize=1)
-def table() -> Apis:
-    """The table of this installation."""
+@lru_cache(maxsize=8)
+def table(frameworks: tuple[tuple[str, str], ...] = ()) -> Apis:
+    """The table of this installation, with what the settings say of other names: (name, the name here that acts the same)."""
+    if frameworks:
+        shipped = table()
+        own = {name: shipped.canonical(acts) for name, acts in frameworks}
+        return replace(shipped, aliases={**shipped.aliases, **own}, own=own, kinds={})
     data: dict[str, Any] = tomllib.loads((folder() / "frameworks.toml").read_text("utf-8"))
     autocast = {name: device for name, device in data["autocast"].items() if name != "read-in"}
     clips = {name: tuple(value) for name, value in data["clips"].items() if name != "read-in"}

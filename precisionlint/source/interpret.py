@@ -14,7 +14,7 @@ from precisionlint.checks import Evidence, Hit, Judge
 from precisionlint.events import Adopted, Event, Iteration, Named, Renewed, Written
 from precisionlint.source import calls, effects, imports, repeats, statements
 from precisionlint.source import program as p
-from precisionlint.source.apis import Apis, table
+from precisionlint.source.apis import Apis
 from precisionlint.source.blur import blur
 from precisionlint.source.evaluate import evaluate
 from precisionlint.source.garbage import Collector
@@ -77,7 +77,7 @@ class Interpreter:
         self.entry = entry
         self.judge = judge
         self.assume = assume
-        self.apis: Apis = table()
+        self.apis: Apis = project.apis
         self.frames: list[FrameInfo] = []
         self.frame_ids: dict[Any, int] = {}
         self.global_frames: dict[ProjectModule, int] = {}

@@ -16,10 +16,12 @@ from functools import cached_property
 from pathlib import Path
 
 from precisionlint.source import program as p
+from precisionlint.source.apis import table
 from precisionlint.source.lower import lower_body, lower_module
 from precisionlint.source.outline import STRONG, TRIGGER, WORD, Outline, telling_names
 from precisionlint.source.parsing import DEFINITIONS, UnreadableError, column, decode, lines_spanned, parse, split_lines
 from precisionlint.source.root import PRECISION, file_of, surveyed_files
+from precisionlint.source.screen import own_words
 from precisionlint.subjects import File
 
 IMPORTED = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)*))", re.M)
@@ -124,7 +126,8 @@ class ProjectModule:
     def trains(self, function: p.Function) -> bool:
         """Whether a function's own text holds what training is made of."""
         if function not in self._trains:
-            self._trains[function] = bool(STRONG.search(self.source_of(function)))
+            source = self.source_of(function)
+            self._trains[function] = bool(STRONG.search(source)) or self.project.names_own(source, (0, len(source)))
         return self._trains[function]
 
     def is_strong(self, function: p.Function) -> bool:
@@ -139,7 +142,8 @@ class ProjectModule:
             return True
         if function not in self._triggered:
             source = self.source_of(function)
-            self._triggered[function] = bool(TRIGGER.search(source))
+            own = self.project.names_own(source, (0, len(source)))
+            self._triggered[function] = own or bool(TRIGGER.search(source))
             evaluates = bool(EVALUATION.search(function.name) or EVALUATION.search(self.path.stem))
             if evaluates or NO_GRAD.match(source):
                 # What only evaluates trains nothing, whatever it casts; without gradients weights are averaged and copied.
@@ -167,11 +171,15 @@ class ProjectModule:
 
 
 class Project:
-    """The modules under one root, each loaded at most once. ``device``: what its programs train on, where the settings say so."""
+    """The modules under one root, each loaded at most once. ``device``: what its programs train on, where the settings say so;
+    ``frameworks``: what they say of classes and functions that ``apis.table`` does not know."""
 
-    def __init__(self, root: Path, device: str = "") -> None:
+    def __init__(self, root: Path, device: str = "", frameworks: tuple[tuple[str, str], ...] = ()) -> None:
         self.root = root
         self.device = device
+        self.apis = table(frameworks)
+        self.own_words = tuple(own_words(frameworks))
+        self.own_names = re.compile("|".join(rf"\b{word.decode()}\b" for word in self.own_words) or "(?!)")
         self.modules: dict[Path, ProjectModule | None] = {}
         self.files: dict[Path, File | None] = {}
         self.errors: dict[Path, UnreadableError] = {}
@@ -258,7 +266,7 @@ class Project:
     def _reach(self, outline: Outline, path: Path, name: str, kind: str, seen: set[tuple[Path, str, str]]) -> bool:
         found = outline.definitions.get(name)
         if found is not None:
-            if any(definition.holds(kind) for definition in found):
+            if any(definition.holds(kind) or self.names_own(definition.text, definition.span) for definition in found):
                 return True
             words = frozenset().union(*(definition.words for definition in found))
             return any(self._search((path, word, kind), seen) for word in sorted(words & outline.names - {name}))
@@ -280,6 +288,10 @@ class Project:
                 if inner is not None and inner.holds(kind):
                     return True
         return False
+
+    def names_own(self, text: str, span: tuple[int, int]) -> bool:
+        """Whether a text names something that the settings say a contract of."""
+        return bool(self.own_words) and self.own_names.search(text, *span) is not None
 
     def forget_large(self) -> None:
         """Drops the trees once there are many: the next program loads what it needs itself."""
@@ -331,7 +343,7 @@ class Project:
             data = self.read(path)
             if data is None:
                 return False
-            if any(word in data for word in FILE_WORDS):
+            if any(word in data for word in (*FILE_WORDS, *self.own_words)):
                 self._worth[path] = True
             elif path.name == "__init__.py" or len(data) < 20_000:
                 self._worth[path] = any(
@@ -341,7 +353,7 @@ class Project:
 
     def holds_word(self, path: Path) -> bool:
         data = self.read(path)
-        return data is not None and any(word in data for word in FILE_WORDS)
+        return data is not None and any(word in data for word in (*FILE_WORDS, *self.own_words))
 
     def imports_of(self, path: Path, data: bytes) -> Iterator[Path | None]:
         for match in IMPORTED.finditer(data):

@@ -53,11 +53,18 @@ def assumed(text: str) -> Const:
 class Run:
     """The state of one run."""
 
-    def __init__(self, select: frozenset[str], assume: dict[str, str], device: str = "") -> None:
+    def __init__(
+        self,
+        select: frozenset[str],
+        assume: dict[str, str],
+        device: str = "",
+        frameworks: tuple[tuple[str, str], ...] = (),
+    ) -> None:
         self.rules = catalogue.load()
         self.judge = Judge(check for name, check in all_rules().items() if name in select)
         self.assume: dict[str, Value] = {name: assumed(text) for name, text in assume.items()}
         self.device = device
+        self.frameworks = frameworks
         self.projects: dict[Path, Project] = {}
         self.roots: dict[Path, Path] = {}
         self.evidence: dict[Path, Evidence] = {}
@@ -69,7 +76,7 @@ class Run:
             self.roots[folder] = find_root(path)
         root = self.roots[folder]
         if root not in self.projects:
-            self.projects[root] = Project(root, self.device)
+            self.projects[root] = Project(root, self.device, self.frameworks)
         return self.projects[root]
 
     def file(self, display: str, path: Path, data: bytes, errors: list[FileError], total: Totals) -> list[Finding]:
@@ -208,6 +215,7 @@ class Run:
             when=" and ".join(conditions(hit)[:3]),
             trace=trace,
             fix=fix,
+            torch=hit.torch,
         )
 
     def count(self, total: Totals, reading: Reading, module: ProjectModule, places: Places) -> None:

@@ -3,6 +3,10 @@
 Imports nothing heavy, so that a run over files that hold none stays as light as reading them.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
 TORCH = (b"torch", b"accelerate", b"lightning", b"deepspeed", b"transformers", b"from trl", b"import trl")
 WORDS = (
     b"GradScaler", b"scaler", b"unscale_", b"autocast", b"backward(", b"clip_grad", b"loss_scale", b"optim.", b"Adam", b"SGD(",
@@ -10,6 +14,13 @@ WORDS = (
 )  # fmt: skip
 
 
-def worth_parsing(data: bytes) -> bool:
-    """Whether a file names torch (or a trainer of its field) and something that a check listens to."""
+def worth_parsing(data: bytes, own: tuple[bytes, ...] = ()) -> bool:
+    """Whether a file names torch (or a trainer of its field) and something that a check listens to, or one of these words."""
+    if own and any(word in data for word in own):
+        return True
     return any(word in data for word in TORCH) and any(word in data for word in WORDS)
+
+
+def own_words(frameworks: Iterable[tuple[str, str]]) -> Iterator[bytes]:
+    """The last words of the names that the settings say what they act as."""
+    return (name.rpartition(".")[2].encode() for name, _ in frameworks)

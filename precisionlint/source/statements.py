@@ -421,7 +421,7 @@ def do_define(it: Interpreter, instr: p.Define, state: State, after: list[State]
     it.default_values[function] = {
         param.name: evaluate(it, state, param.default) for param in function.params if param.default is not None
     }
-    value = effects.decorated(it, state, func)
+    value = own_contract(it, state, function.name) or effects.decorated(it, state, func)
     it.bind_name(state, function.name, value)
     after.append(state)
 
@@ -449,8 +449,17 @@ def do_class(it: Interpreter, instr: p.DefineClass, state: State, after: list[St
         one.allocate(cls, attributes)
         one.drop_frame(frame)
         one.frame = outer
-        it.bind_name(one, instr.cls.name, cls)
+        it.bind_name(one, instr.cls.name, own_contract(it, one, instr.cls.name) or cls)
         after.append(one)
+
+
+def own_contract(it: Interpreter, state: State, name: str) -> Value | None:
+    """What the settings say that a function or class of a file's top level acts as: an outside API, which is taken at its word."""
+    module = it.module_of(state)
+    if not it.apis.own or state.frame != it.globals_frame(module):
+        return None
+    acts = it.apis.own.get(f"{module.name}.{name}")
+    return External(acts) if acts is not None else None
 
 
 def do_outer(it: Interpreter, instr: p.Outer, state: State, after: list[State], exits: list[Any]) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from precisionlint.events import Event
-from precisionlint.source.apis import table
 from precisionlint.source.flow.evaluate import Frame
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Function, Source, Spent, instance
 from precisionlint.source.flow.words import TEST_FILE, Asked, called_names, words_of
@@ -35,7 +34,7 @@ class Flow:
 
     def __init__(self, file: File) -> None:
         self.file = file
-        self.apis = table()
+        self.apis = file.project.apis
         self.source = Source(file, file.project)
         self.sources: dict[Path, Source | None] = {file.path: self.source}
         self.events: list[Event] = []
@@ -136,6 +135,10 @@ class Flow:
         path = source.project.resolve(module, level, source.file.path)
         if path is None:
             return Value("external", name=self.apis.canonical(outside))
+        if name is not None and self.apis.own:
+            acts = self.apis.own.get(f"{source.project.name_of(path)}.{name}")
+            if acts is not None:
+                return Value("external", name=acts)
         if name is not None and path.name == "__init__.py":
             part = file_of(path.parent / name)
             if part is not None:
