@@ -23,9 +23,10 @@ def half_gradient_reduction(state: None, recipe: Recipe) -> Iterator[Hit]:
     yield Hit(
         "half-gradient-reduction",
         dtype.at,
-        f"gradients are summed over ranks in {dtype.half}: {lost}; reduce them in fp32",
+        f"gradients {'are' if recipe.sure else 'can be'} summed over ranks in {dtype.half}: {lost}; reduce them in fp32",
         (),
         fix=Remedy((Change("argument", dtype.at, dtype.name, "torch.float32"),))
         if str(dtype.value).startswith("torch.")
         else None,
+        confidence="certain" if recipe.sure else "likely",
     )

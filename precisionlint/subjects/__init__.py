@@ -76,6 +76,7 @@ WRITTEN = (
     b"main-grads-dtype",
     b"--loss-scale",
     b"reduce_dtype",
+    b"MixedPrecision",
     b"comm_hook",
     b"torchtitan",
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 
 from precisionlint.recipes import UNKNOWN, Recipe, Setting
@@ -16,6 +17,9 @@ from precisionlint.subjects import File, deepspeed, megatron
 from precisionlint.subjects.tree import Table, constant, joined, of_python, tables
 
 POLICIES = ("MixedPrecision", "MixedPrecisionPolicy")
+POLICY = ("param_dtype", "reduce_dtype")
+"""The first arguments of either, in their order."""
+BF16 = re.compile(r"bf16|bfloat16")
 MEGATRON_CONFIGS = ("DistributedDataParallelConfig", "MegatronMixedPrecision", "MixedPrecisionConfig")
 DDP_CONFIGS = ("DistributedDataParallelConfig", "ddp", "ddp_config")
 """Where Megatron itself reads the dtype of gradients. NeMo's and Megatron-Bridge's mixed precision, where there is one, overrides it."""
@@ -70,14 +74,7 @@ def _arguments(file: File, node: ast.List | ast.Tuple) -> Iterator[Recipe]:
 def _call(file: File, node: ast.Call) -> Iterator[Recipe]:
     name = _name(node.func)
     if name in POLICIES:
-        for keyword in node.keywords:
-            if keyword.arg == "reduce_dtype":
-                setting = _setting(file, keyword)
-                held = {constant(value) for value in _assigned(file, keyword.value, node)}
-                if setting.value is UNKNOWN and len(held) == 1:
-                    setting = replace(setting, value=held.pop())
-                if setting.half:
-                    yield Recipe(at=setting.at, when=(), framework="FSDP", reduces=setting)
+        yield from _policy(file, node)
     elif name in MEGATRON_CONFIGS:
         for keyword in node.keywords:
             if keyword.arg == "grad_reduce_in_fp32" and constant(keyword.value) is False and not _is_fp16(file, node):
@@ -94,6 +91,47 @@ def _call(file: File, node: ast.Call) -> Iterator[Recipe]:
         yield from _hooks(
             file, [k.value for k in node.keywords if k.arg in ("ddp_comm_hook", "ddp_comm_wrapper")], node
         )
+
+
+def _policy(file: File, node: ast.Call) -> Iterator[Recipe]:
+    """FSDP's mixed precision whose sums of gradients are half: by name, whatever the file chooses between, or because they take the dtype
+    of the computation, and the policy changes something only where that is half."""
+    given = dict(zip(POLICY, node.args, strict=False)) | {each.arg: each.value for each in node.keywords}
+    reduce, compute = given.get("reduce_dtype"), given.get("param_dtype")
+    if reduce is None:
+        return
+    keyword = next((each for each in node.keywords if each.arg == "reduce_dtype"), None)
+    setting = _setting(file, keyword) if keyword else Setting("reduce_dtype", constant(reduce), file.place(reduce))
+    values = [replace(setting, value=constant(value)) for value in _choices(file, reduce, node)]
+    sure = all(value.half for value in values)
+    tied = compute is not None and constant(reduce) is UNKNOWN and _is_one(reduce, compute)
+    if sure or tied:
+        half = next((value.half for value in values if value.half), "bf16" if BF16.search(file.text) else "fp16")
+        setting = setting if setting.half else replace(setting, value=half)
+        yield Recipe(at=setting.at, when=(), framework="FSDP", reduces=setting, sure=sure)
+
+
+def _choices(file: File, value: ast.expr, call: ast.Call, depth: int = 3) -> Iterator[ast.expr]:
+    """The expressions that a value can come from: the sides of a conditional expression, and what a local name was given."""
+    held = _assigned(file, value, call) if depth else []
+    if isinstance(value, ast.IfExp):
+        held = [value.body, value.orelse]
+    if not held:
+        yield value
+    for each in held:
+        yield from _choices(file, each, call, depth - 1)
+
+
+def _is_one(reduce: ast.expr, compute: ast.expr) -> bool:
+    """Whether sums have the dtype of the computation, if nothing else is asked for (``other or compute``)."""
+    return ast.unparse(_Fallback().visit(deepcopy(reduce))) == ast.unparse(compute)
+
+
+class _Fallback(ast.NodeTransformer):
+    """``a or b`` as ``b``."""
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        return node.values[-1] if isinstance(node.op, ast.Or) else node
 
 
 def _assignment(file: File, node: ast.Assign) -> Iterator[Recipe]:
