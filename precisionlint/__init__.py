@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from precisionlint.findings import Report, Severity
+    from precisionlint.findings import Confidence, Report, Severity
     from precisionlint.trace.window import Audit
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -27,6 +27,7 @@ def check(
     ignore: Collection[str] = (),
     per_file_ignores: Mapping[str, Sequence[str]] | None = None,
     severity: Mapping[str, Severity] | None = None,
+    min_confidence: Confidence | None = None,
     require_reason: bool = False,
     exclude: Sequence[str] = (),
     extend_exclude: Sequence[str] = (),
@@ -60,6 +61,7 @@ def check(
         "ignore": tuple(ignore),
         "per_file_ignores": {pattern: tuple(names) for pattern, names in (per_file_ignores or {}).items()},
         "severity": dict(severity or {}),
+        "min_confidence": min_confidence,
         "require_reason": require_reason,
         "exclude": tuple(exclude),
         "extend_exclude": tuple(extend_exclude),

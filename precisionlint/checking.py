@@ -318,15 +318,16 @@ def judged(result: FileResult, settings: Settings, path: Path) -> tuple[list[Fin
     """What counts of a file's findings by its settings and comments, and what these comments silence."""
     off = settings.ignores(path.resolve().as_posix()) if settings.per_file_ignores else frozenset()
     findings = [
-        (replace(each, severity=settings.severity_of(each.rule) or each.severity), covered)
+        (replace(each, severity=settings.severity_of(each)), covered)
         for each, covered in zip(result.findings, result.covered, strict=True)
         if each.rule not in off
     ]
     if not result.comments:
-        return [each for each, _ in findings], []
+        return [each for each, _ in findings if settings.shows(each)], []
     judge = result.complete and not settings.assume
     kept, suppressed = suppress.apply(findings, result.comments, settings.rules - off, judge=judge)
-    return [replace(each, severity=settings.severity_of(each.rule) or each.severity) for each in kept], suppressed
+    shown = [replace(each, severity=settings.severity_of(each)) for each in kept if settings.shows(each)]
+    return shown, [each for each in suppressed if settings.shows(each.finding)]
 
 
 def coverage(results: Iterable[FileResult]) -> Coverage:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from precisionlint import catalogue, gitignore
 from precisionlint.errors import InputError
-from precisionlint.findings import SEVERITIES, Severity
+from precisionlint.findings import CONFIDENCES, SEVERITIES, Confidence, Finding, Severity
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -52,6 +52,7 @@ class Settings:
     ignore: tuple[str, ...] = ()
     per_file_ignores: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     severity: Mapping[str, Severity] = field(default_factory=dict)
+    min_confidence: Confidence | None = None
     require_reason: bool = False
     exclude: tuple[str, ...] = EXCLUDE
     extend_exclude: tuple[str, ...] = ()
@@ -100,9 +101,16 @@ class Settings:
         below = self._below(path)
         return frozenset().union(*(names for patterns, names in self._ignored if patterns.verdict(below)))
 
-    def severity_of(self, rule: str) -> Severity | None:
-        """The severity that the project gives a rule, where it gives one."""
-        return self._severities.get(rule)
+    def severity_of(self, finding: Finding) -> Severity:
+        """The severity that the project gives a finding's rule, where it gives one; what is only possible is never more than info."""
+        given = self._severities.get(finding.rule) if finding.confidence != "possible" else None
+        return given or finding.severity
+
+    def shows(self, finding: Finding) -> bool:
+        """Whether a finding is sure enough. What is only possible is shown to who asks for it, or selects ``all``."""
+        everything = "all" in (*self.select, *self.extend_select)
+        least = self.min_confidence or ("possible" if everything else "likely")
+        return CONFIDENCES.index(finding.confidence) <= CONFIDENCES.index(least)
 
     def _below(self, path: str) -> str:
         base = self.base.as_posix().rstrip("/") + "/"
@@ -226,7 +234,7 @@ def shown(settings: Settings) -> list[str]:
         if isinstance(value, Mapping):
             if value:
                 tables += ["", f"[{name}]", *(f"{_toml(each)} = {_toml(value[each])}" for each in value)]
-        elif value != "":  # a text that nobody gave
+        elif value not in ("", None):  # what nobody gave
             lines.append(f"{name} = {_toml(value)}")
     return lines + tables
 
@@ -291,11 +299,17 @@ class _Reader:
             raise self.wrong(key, f"{key} must be a text, not {_toml(value)}")
         return value
 
-    def device(self, key: str, value: Any) -> str:
-        if value not in DEVICES:
-            near = _nearest(value, DEVICES) if isinstance(value, str) else ""
-            raise self.wrong(key, f"{key} must be one of {', '.join(DEVICES)}, not {_toml(value)}{near}")
+    def one_of(self, known: Sequence[str], key: str, value: Any) -> str:
+        if value not in known:
+            near = _nearest(value, known) if isinstance(value, str) else ""
+            raise self.wrong(key, f"{key} must be one of {', '.join(known)}, not {_toml(value)}{near}")
         return cast(str, value)
+
+    def device(self, key: str, value: Any) -> str:
+        return self.one_of(DEVICES, key, value)
+
+    def confidence(self, key: str, value: Any) -> str:
+        return self.one_of(CONFIDENCES, key, value)
 
     def torch(self, key: str, value: Any) -> str:
         if not isinstance(value, str) or not is_version(value):
@@ -359,6 +373,7 @@ KEYS: Mapping[str, Callable[[_Reader, str, Any], Any]] = {
     "ignore": _Reader.words,
     "per-file-ignores": _Reader.lists,
     "severity": _Reader.severities,
+    "min-confidence": _Reader.confidence,
     "require-reason": _Reader.flag,
     "exclude": _Reader.words,
     "extend-exclude": _Reader.words,

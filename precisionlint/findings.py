@@ -4,14 +4,19 @@ It knows neither how a finding was made nor how one is printed. Lines and column
 `end_column` is the column after the last character; paths are as the user gave them, with `/`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 Severity = Literal["error", "warning", "info"]
-Confidence = Literal["certain", "likely"]
+Confidence = Literal["certain", "likely", "possible"]
+"""All that leads to it is known; a dtype follows something, and the project shows half precision that reaches it; a library's callers
+decide on it. What is only possible is of severity info, and is shown to who asks for it."""
 Suppressor = Literal["comment", "baseline", "unchanged"]
 """A comment in the source, an entry of a baseline, or a line that has not changed since the revision compared with."""
+
+CONFIDENCES: tuple[Confidence, ...] = ("certain", "likely", "possible")
+"""From the surest down."""
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 """From the gravest down: the order in which they are counted and listed."""
@@ -95,6 +100,22 @@ class Finding:
     fix: Fix | None = None
     torch: str = ""
     """The versions of torch in which it is a fault, ``>=2.9`` or ``<2.12``; empty where it is one in all."""
+
+
+def best(findings: Iterable[Finding]) -> list[Finding]:
+    """The better of findings of one rule at one place: the surer one, that with fewer conditions, the shorter way."""
+
+    def rank(finding: Finding) -> tuple[object, ...]:
+        way = tuple((step.place, step.message) for step in finding.trace)
+        conditions = finding.when.count(" and ") + bool(finding.when)
+        return (CONFIDENCES.index(finding.confidence), conditions, len(way), finding.message, finding.when, way)
+
+    found: dict[tuple[str, Place], Finding] = {}
+    for finding in findings:
+        key = (finding.rule, finding.place)
+        if key not in found or rank(finding) < rank(found[key]):
+            found[key] = finding
+    return list(found.values())
 
 
 @dataclass(frozen=True)

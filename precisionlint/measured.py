@@ -28,11 +28,7 @@ def settled(findings: Iterable[Finding]) -> tuple[tuple[Finding, ...], tuple[Sup
     for path, members in by_file.items():
         settings = configuration.of(Path(path))
         wanted = _wanted(settings) - settings.ignores(Path(path).resolve().as_posix())
-        members = [
-            replace(each, severity=settings.severity_of(each.rule) or each.severity)
-            for each in members
-            if each.rule in wanted
-        ]
+        members = [replace(each, severity=settings.severity_of(each)) for each in members if each.rule in wanted]
         counted, silenced = _by_comments(path, members)
         kept += counted
         suppressed += silenced

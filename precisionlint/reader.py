@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from precisionlint import documents, suppress
-from precisionlint.findings import FileError, Finding, GaveUp, Place
+from precisionlint.findings import FileError, Finding, GaveUp, Place, best
 from precisionlint.source.screen import own_words, worth_parsing
 from precisionlint.subjects import SUBJECTS
 
@@ -186,7 +186,7 @@ class Reader:
             findings += self.run.file(display, path, data, errors, totals)
         if subjects:
             totals.read = 1
-            findings += self.run.facts(display, path, data, subjects, errors)
+            findings = best([*findings, *self.run.facts(display, path, data, subjects, errors)])
         if not program.whole and any(error.line is not None for error in errors):
             return NOTHING  # a block of a text that is no Python is none of ours
         findings.sort(key=lambda f: (f.place, f.rule, f.message))

@@ -145,7 +145,7 @@ def _diagnostics(document: TextDocument, report: Report) -> list[types.Diagnosti
 
 def _diagnostic(document: TextDocument, finding: Finding, sources: Sources) -> types.Diagnostic:
     when = f" (when {finding.when})" if finding.when else ""
-    doubt = " [likely]" if finding.confidence == "likely" else ""
+    doubt = f" [{finding.confidence}]" if finding.confidence != "certain" else ""
     related = [
         types.DiagnosticRelatedInformation(
             types.Location(uris.from_fs_path(step.place.path) or document.uri, _range(document, step.place, sources)),

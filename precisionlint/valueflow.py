@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from precisionlint.events import Event, Region
 
@@ -141,12 +141,24 @@ class Touched(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Defined(Event):
+    """The project's own op is defined, whose inputs' dtypes matter and which brings them to none by itself: an autograd.Function without
+    custom_fwd, or an op of torch.library without an autocast rule. ``mixes``: it takes weights beside activations, by their names."""
+
+    name: str
+    kind: Literal["function", "op"]
+    mixes: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Shows:
     """A fact about the programs of a file that a finding needs (``Hit.needs``): ``"training"``, ``"fp16"``, ``"bf16"``, ``"half"`` (either),
     ``"half parameters"`` (kept in half: buffers are half as well), ``"half weights"`` (those, or FSDP's half copies, in a file that trains),
-    ``"half gradients"``, ``"half autocast"``, ``"loss under autocast"``. See ``source/flow/evidence.py``."""
+    ``"half gradients"``, ``"half autocast"``, ``"loss under autocast"``. ``elsewhere``: another file of theirs must say it, since what
+    this one shows is followed on its paths. See ``source/flow/evidence.py``."""
 
     what: str
+    elsewhere: bool = False
 
 
 def constant(value: Any, at: Any = None) -> Value:

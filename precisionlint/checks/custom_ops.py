@@ -7,38 +7,62 @@ from typing import Any
 
 from precisionlint.checks.base import Automaton, Family, Hit, Seen
 from precisionlint.events import CustomOp
+from precisionlint.valueflow import Defined, Shows
 
 FAMILY = Family(Automaton("custom-ops", None, lambda state, event: state))
 
 
-@FAMILY.rule("unregistered-custom-op", CustomOp)
-def unregistered_custom_op(state: None, event: CustomOp) -> Iterator[Any]:
-    if event.kind not in ("op", "launch") or event.autocast or event.region is None:
+@FAMILY.rule("unregistered-custom-op", CustomOp, Defined)
+def unregistered_custom_op(state: None, event: CustomOp | Defined) -> Iterator[Any]:
+    if event.kind == "function":
         return
-    what = f"custom op '{event.name}'" if event.kind == "op" else f"Triton kernel '{event.name}'"
-    remedy = "register_autocast says what it wants" if event.kind == "op" else "cast them before the launch"
-    yield Hit(
-        "unregistered-custom-op",
-        event.defined,
-        f"{what} runs under autocast without an autocast rule: its inputs arrive as they are, half and fp32 mixed; {remedy}",
-        (
-            Seen(event.region.at, f"{event.region.dtype or 'half'} autocast"),
-            Seen(event.at, "called inside the region", event.when),
-        ),
-    )
+    what = f"Triton kernel '{event.name}'" if event.kind == "launch" else f"custom op '{event.name}'"
+    remedy = "cast them before the launch" if event.kind == "launch" else "register_autocast says what it wants"
+    if isinstance(event, Defined):
+        if event.mixes:
+            yield defined(
+                event,
+                "unregistered-custom-op",
+                f"{what} has no autocast rule: under autocast its weights stay fp32 while the activations beside them come in half; {remedy}",
+            )
+    elif event.region is not None and not event.autocast:
+        yield Hit(
+            "unregistered-custom-op",
+            event.defined,
+            f"{what} runs under autocast without an autocast rule: its inputs arrive as they are, half and fp32 mixed; {remedy}",
+            (
+                Seen(event.region.at, f"{event.region.dtype or 'half'} autocast"),
+                Seen(event.at, "called inside the region", event.when),
+            ),
+        )
 
 
-@FAMILY.rule("function-without-custom-fwd", CustomOp)
-def function_without_custom_fwd(state: None, event: CustomOp) -> Iterator[Any]:
-    if event.kind != "function" or event.autocast or event.region is None:
+@FAMILY.rule("function-without-custom-fwd", CustomOp, Defined)
+def function_without_custom_fwd(state: None, event: CustomOp | Defined) -> Iterator[Any]:
+    if event.kind != "function":
         return
-    yield Hit(
-        "function-without-custom-fwd",
-        event.defined,
-        f"autograd.Function '{event.name}' runs under autocast without custom_fwd and custom_bwd: its forward runs under autocast, its "
-        "backward does not, and the two see different dtypes",
-        (
-            Seen(event.region.at, f"{event.region.dtype or 'half'} autocast"),
-            Seen(event.at, "applied inside the region", event.when),
-        ),
-    )
+    what = f"autograd.Function '{event.name}'"
+    if isinstance(event, Defined):
+        yield defined(
+            event,
+            "function-without-custom-fwd",
+            f"{what} has no custom_fwd and custom_bwd: under autocast its forward is cast and its backward is not, and what it saved has "
+            "another dtype than the gradient that comes back",
+        )
+    elif event.region is not None and not event.autocast:
+        yield Hit(
+            "function-without-custom-fwd",
+            event.defined,
+            f"{what} runs under autocast without custom_fwd and custom_bwd: its forward runs under autocast, its backward does not, and the "
+            "two see different dtypes",
+            (
+                Seen(event.region.at, f"{event.region.dtype or 'half'} autocast"),
+                Seen(event.at, "applied inside the region", event.when),
+            ),
+        )
+
+
+def defined(event: Defined, rule: str, message: str) -> Hit:
+    """A finding at a definition: whether it runs under autocast is for the programs of the file to show."""
+    needs = (Shows("training"), Shows("half autocast", elsewhere=True))
+    return Hit(rule, event.at, message, (), confidence="likely" if event.mixes else "possible", needs=needs)

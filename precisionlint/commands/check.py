@@ -18,7 +18,7 @@ from precisionlint.commands.common import Outcome, UsageError, add_color, compla
 from precisionlint.config import DEVICES, Configuration, Settings, is_version
 from precisionlint.config import shown as shown_settings
 from precisionlint.errors import InputError
-from precisionlint.findings import SEVERITIES, FileError, Report
+from precisionlint.findings import CONFIDENCES, SEVERITIES, FileError, Report
 from precisionlint.report.excerpt import Sources, shown
 from precisionlint.report.outputs import FORMATS, Style
 from precisionlint.report.text import counted, error_line
@@ -76,6 +76,11 @@ def _add_rules(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         help="read one configuration only, such as use_amp=True",
+    )
+    group.add_argument(
+        "--min-confidence",
+        choices=CONFIDENCES,
+        help="the least that a finding must be (default: likely; possible with `all`: what a library's callers decide)",
     )
     group.add_argument("--device", choices=DEVICES, help="what the programs train on, whatever they say")
     group.add_argument(
@@ -354,6 +359,7 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
         "exclude": tuple(options.exclude),
         "extend_exclude": tuple(options.extend_exclude),
         "force_exclude": options.force_exclude,
+        "min_confidence": options.min_confidence,
         "require_reason": options.require_reason,
         "assume": assume,
         "device": options.device,

@@ -36,7 +36,7 @@ def render(report: Report, style: Style) -> Iterator[str]:
 
 
 def _row(finding: Finding) -> str:
-    doubt = " (likely)" if finding.confidence == "likely" else ""
+    doubt = f" ({finding.confidence})" if finding.confidence != "certain" else ""
     when = f" (when {_code(finding.when)})" if finding.when else ""
     steps = "".join(f"<li>{_code(step.place.where)} {_escaped(step.message)}</li>" for step in finding.trace)
     way = f"<details><summary>how</summary><ol>{steps}</ol></details>" if steps else ""

@@ -88,7 +88,7 @@ def heading(finding: Finding, color: bool) -> str:
     """Where a finding is, which rule it breaks, how gravely, and what follows."""
     where = paint(f"{shown(finding.place.where)}:{finding.place.column}", "strong", color)
     what = f"{paint(finding.severity, finding.severity, color)} {paint(finding.rule, 'strong', color)}"
-    doubt = " [likely]" if finding.confidence == "likely" else ""
+    doubt = f" [{finding.confidence}]" if finding.confidence != "certain" else ""
     doubt += " [*]" if finding.fix is not None and finding.fix.safe else ""
     when = paint(f" (when {shown(finding.when)})", "faint", color) if finding.when else ""
     return f"{where}: {what}{doubt}: {shown(finding.message)}{when}"

@@ -10,12 +10,13 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precisionlint import catalogue
 from precisionlint.checks import Hit, Judge, all_rules
-from precisionlint.findings import Edit, FileError, Finding, Fix, GaveUp, Place, Step
+from precisionlint.findings import Edit, FileError, Finding, Fix, GaveUp, Place, Step, best
 from precisionlint.source.flow.evidence import Evidence
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.source.project import Project, ProjectModule
@@ -23,8 +24,8 @@ from precisionlint.source.reading import Reading, read
 from precisionlint.source.records import Where
 from precisionlint.source.root import find_root
 from precisionlint.source.values import Const, Value, const
-from precisionlint.subjects import File, Subject
-from precisionlint.valueflow import Shows
+from precisionlint.subjects import SUBJECTS, File, Subject
+from precisionlint.valueflow import Defined, Shows
 
 if TYPE_CHECKING:
     from precisionlint.reader import Totals
@@ -69,6 +70,7 @@ class Run:
         self.roots: dict[Path, Path] = {}
         self.evidence: dict[Path, Evidence] = {}
         self.alone: dict[Path, frozenset[tuple[str, int]]] = {}
+        self.definitions: dict[Path, frozenset[tuple[str, int]]] = {}
 
     def project(self, path: Path) -> Project:
         folder = path.parent
@@ -126,15 +128,9 @@ class Run:
                 continue
             if failure not in errors:
                 errors.append(failure)
-        best: dict[tuple[str, Place], Finding] = {}
-        for hit in hits:
-            finding = self.shown(hit, file)
-            if finding is not None:
-                key = (finding.rule, finding.place)
-                if key not in best or rank(finding) < rank(best[key]):
-                    best[key] = finding
+        found = [finding for hit in hits if (finding := self.shown(hit, file)) is not None]
         project.forget_large()
-        return list(best.values())
+        return best(found)
 
     def shown(self, hit: Hit, file: File) -> Finding | None:
         """A hit as a finding, if it stands in this file and the project shows what it needs."""
@@ -150,15 +146,17 @@ class Run:
         evidence = self.evidence.setdefault(file.project.root, Evidence(file.project))
         for need in hit.needs:
             assert isinstance(need, Shows)
-            where = evidence.shows(need.what, file.path, file.display)
+            where = evidence.shows(need.what, file.path, file.display, elsewhere=need.elsewhere)
             if where is None:
-                return None
-            if need.what != "training":
+                if hit.confidence == "certain" or evidence.trains:
+                    return None
+                hit = replace(hit, confidence="possible")  # a library's callers decide
+            elif need.what != "training":
                 steps.insert(0, Step(relative(where, file.display), f"a program of this file shows {need.what}"))
         return self.stated(hit, place, tuple(steps), fix_of(hit, place.path, place_of))
 
     def findings(self, reading: Reading, places: Places, project: Project) -> list[Finding]:
-        best: dict[tuple[str, Place], Finding] = {}
+        found: list[Finding] = []
         for hit in reading.hits:
             if not isinstance(hit.at, Where):
                 continue
@@ -167,20 +165,39 @@ class Run:
                 continue
             if self.shown_elsewhere(project, hit, places.module):
                 continue
-            finding = self.finding(hit, place, places)
-            key = (hit.rule, place)
-            if key not in best or rank(finding) < rank(best[key]):
-                best[key] = finding
-        return list(best.values())
+            found.append(self.finding(hit, place, places))
+        return best(found)
 
     def shown_elsewhere(self, project: Project, hit: Hit, here: ProjectModule) -> bool:
         """Whether another file on the way shows the fault without this one: the file in which it ends, or one that calls into that."""
         for module in dict.fromkeys([hit.at.module, *(module for module, _ in hit.at.stack)]):
             if module is not here:
                 place = Places(module, "").primary(hit.at)
-                if place is not None and (hit.rule, place.line) in self.shown_by(project, module):
+                if place is None:
+                    continue
+                spot = (hit.rule, place.line)
+                if spot in self.shown_by(project, module):
+                    return True
+                if hit.rule in self.at_definitions and spot in self.defined_in(project, module, here):
                     return True
         return False
+
+    @cached_property
+    def at_definitions(self) -> frozenset[str]:
+        """The rules that are told where something is defined as well, with the project's evidence."""
+        return frozenset(rule for rule, check in all_rules().items() if Defined in check.events)
+
+    def defined_in(self, project: Project, module: ProjectModule, here: ProjectModule) -> frozenset[tuple[str, int]]:
+        """What a file shows of its own definitions: rules and lines."""
+        project.weighed.add(here.path)
+        if module.path not in self.definitions:
+            display, data = module.path.as_posix(), project.read(module.path) or b""
+            subjects = [subject for subject in SUBJECTS if subject.wants(display, data)]
+            found = self.facts(display, module.path, data, subjects, [])
+            self.definitions[module.path] = frozenset(
+                (one.rule, one.place.line) for one in found if one.confidence != "possible"
+            )
+        return self.definitions[module.path]
 
     def shown_by(self, project: Project, module: ProjectModule) -> frozenset[tuple[str, int]]:
         """What a file shows when it is read by itself: rules and lines."""
@@ -208,13 +225,13 @@ class Run:
         return Finding(
             rule=hit.rule,
             family=rule.family,
-            severity=hit.severity or rule.severity,
+            severity="info" if hit.confidence == "possible" else hit.severity or rule.severity,
             confidence=hit.confidence,
             message=hit.message,
             place=place,
             when=" and ".join(conditions(hit)[:3]),
             trace=trace,
-            fix=fix,
+            fix=None if hit.confidence == "possible" else fix,
             torch=hit.torch,
         )
 
@@ -275,13 +292,6 @@ def conditions(hit: Hit) -> list[str]:
 
 def opposite(label: str) -> str:
     return label[4:] if label.startswith("not ") else f"not {label}"
-
-
-def rank(finding: Finding) -> tuple[Any, ...]:
-    """The better of two findings at one place: certain before likely, fewer conditions, the shorter way."""
-    way = tuple((step.place, step.message) for step in finding.trace)
-    conditions = finding.when.count(" and ") + bool(finding.when)
-    return (finding.confidence != "certain", conditions, len(way), finding.message, finding.when, way)
 
 
 class Places:

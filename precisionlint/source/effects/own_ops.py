@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Literal
 
 from precisionlint.events import CustomOp
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import Outcome, known_region, one, region_of, result, when
+from precisionlint.source.own_ops import CASTS, SENSITIVE
 from precisionlint.source.state import State
 from precisionlint.source.values import Class, Const, External, Func, Obj, Value, const, text_of
 
@@ -36,17 +36,6 @@ def library_impl(it: Interpreter, state: State, instr: p.Call, callee: External,
     return one(state, obj)
 
 
-SENSITIVE = re.compile(
-    r"@|matmul|mm\(|einsum|linear|conv|softmax|\bexp\(|\blog\(|\.pow\(|\*\*|\bsum\(|mean\(|norm|rsqrt|\[grid|\[\(|kernel|_cuda\b|triton"
-)
-"""What a function's body must hold for its dtypes to matter: products, sums, exponentials, launches."""
-
-
-INSIDE_CASTS = re.compile(
-    r"\.(?:float|half|bfloat16|double)\(\)|\.to\((?:dtype=)?(?:torch|tl)\.|\.type\(|dtype=torch\.float32|autocast|\.to\(\w*(?:type|dtype)\)"
-)
-
-
 def call_custom_op(it: Interpreter, state: State, instr: p.Call, op: Obj, args: Args) -> Outcome:
     """An op made with torch.library."""
     func = state.heap.get(op, {}).get("impl")
@@ -62,7 +51,7 @@ def launch(it: Interpreter, state: State, instr: p.Call, kernel: Func, args: Arg
     made = it.decorator_values.get(kernel.function, ())
     if any(name.startswith("triton.") for name in names) or any("triton" in text_of(value) for value in made):
         around = it.frames[state.frame].function
-        casts = around is not None and bool(INSIDE_CASTS.search(it.module_of(state).source_of(around)))
+        casts = around is not None and bool(CASTS.search(it.module_of(state).source_of(around)))
         own_op(it, state, instr, kernel, "launch", casts)
     return one(state, result(it, state, instr, kernel, args))
 
@@ -75,7 +64,7 @@ def own_op(
         region = None
     if kind == "op":
         source = func.module.source_of(func.function).partition("def ")[2]
-        autocast = autocast or bool(INSIDE_CASTS.search(source))
+        autocast = autocast or bool(CASTS.search(source))
     defined = it.where_in(state, func.module, func.function.node, instr.at)
     it.emit(
         state, CustomOp(it.where(state, instr.at), when(state), func.function.name, kind, autocast, region, defined)
@@ -87,7 +76,7 @@ def function_apply(it: Interpreter, state: State, instr: p.Call, cls: Class, arg
     forward = state.heap.get(cls, {}).get("forward")
     if External("torch.autograd.Function") in it.mro(state, cls) and isinstance(forward, Func):
         decorators, _, source = forward.module.source_of(forward.function).partition("def ")
-        sound = "custom_fwd" in decorators or bool(INSIDE_CASTS.search(source)) or not SENSITIVE.search(source)
+        sound = "custom_fwd" in decorators or bool(CASTS.search(source)) or not SENSITIVE.search(source)
         region = known_region(region_of(state))
         if region is not None and region.device == "cpu":
             region = None

@@ -76,8 +76,11 @@ class Evidence:
         self._lines: dict[Path, dict[str, int]] = {}
         self._programs: dict[Path, list[Path]] = {}
 
-    def shows(self, what: str, near: Path, display: str, *, training: bool = False) -> Place | None:
-        """Where a program of the file at ``near`` shows it (named ``display`` in its place); None if nothing does.
+    def shows(
+        self, what: str, near: Path, display: str, *, elsewhere: bool = False, training: bool = False
+    ) -> Place | None:
+        """Where a program of the file at ``near`` shows it (named ``display`` in its place); None if nothing does. ``elsewhere``: where
+        another of its files says it, and nothing else counts.
 
         In a project that trains nothing, a file is a library's: what reaches it is its callers' affair, and that it handles dtypes at
         all shows that they come with others than fp32.
@@ -88,10 +91,12 @@ class Evidence:
             shown = (self.shows(each, near, display, training=True) for each in IN_TRAINING[what])
             return next((place for place in shown if place is not None), None)
         programs = self.programs(near)
-        if what in SEEN_ONLY:
+        if elsewhere:
+            programs = self.all_of(near)[1:]
+        elif what in SEEN_ONLY:
             programs = [*self.all_of(near), *self.files]  # a loss may be loaded by name
         elif not any("training" in self.lines(path) for path in programs):
-            if not any("training" in self.lines(path) for path in self.files):
+            if not self.trains:
                 line = 1 if what == "training" else self.lines(near).get("dtypes")
                 return Place(display, line, 1, line, 1) if line is not None else None
             programs = [near, *self.files]  # loaded by name, in whichever program of the project
@@ -100,6 +105,11 @@ class Evidence:
             if what in lines and (not training or path == near or "training" in lines):
                 return Place(display if path == near else path.as_posix(), lines[what], 1, lines[what], 1)
         return None
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether anything in the project trains; else it is a library, and its callers decide on dtypes."""
+        return any("training" in self.lines(path) for path in self.files)
 
     def lines(self, path: Path) -> dict[str, int]:
         """What a file shows, and in which line first."""

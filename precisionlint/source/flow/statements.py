@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from precisionlint.source.flow import definitions
 from precisionlint.source.flow.heap import NOTHING, Class, Environment, Function
 from precisionlint.source.flow.joins import element, join
 from precisionlint.source.flow.words import BINARY, catches, is_property_setter
@@ -161,6 +162,7 @@ def def_(frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
     function = Function(node, frame.source, frame.inside)
     frame.names[node.name] = Value("function", at=frame.at(node), name=node.name, ref=function)
     if frame.source is frame.flow.source and frame.source.names is frame.names:
+        definitions.op(frame, node)
         frame.flow.functions.append(function)
 
 
@@ -179,6 +181,7 @@ def class_(frame: Frame, node: ast.ClassDef) -> None:
             inner.block([statement])
     cls.attributes.update({name: value for name, value in inner.names.items() if value.op != "function"})
     if frame.source is frame.flow.source:
+        definitions.function(frame, cls)
         frame.flow.classes.append(cls)
 
 

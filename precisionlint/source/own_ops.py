@@ -1,0 +1,23 @@
+"""What the body of one's own op (torch.library, autograd.Function, a Triton launch) says of dtypes, by its words."""
+
+from __future__ import annotations
+
+import re
+
+SENSITIVE = re.compile(
+    r"@|matmul|mm\(|einsum|linear|conv|softmax|\bexp\(|\blog\(|\.pow\(|\*\*|\bsum\(|mean\(|norm|rsqrt|\[grid|\[\(|kernel|_cuda\b|triton"
+)
+"""What a body must hold for its dtypes to matter: products, sums, exponentials, launches."""
+
+CASTS = re.compile(
+    r"\.(?:float|half|bfloat16|double)\(\)|\.to\((?:dtype=)?(?:torch|tl)\.|\.type\(|dtype=torch\.float32|autocast|\.to\(\w*(?:type|dtype)\)"
+)
+"""How a body brings its inputs to one dtype by itself."""
+
+ALIGNS = re.compile(r"\.to\([\w.]+\.dtype\b|\btype_as\(|\.dtype [!=]= ")
+"""How a body brings one input to the dtype of another, or asks for them to agree."""
+
+MULTIPLIES = re.compile(r" @ |matmul\(|mm\(|einsum\(|\blinear\(|\bconv\w*\(")
+LAUNCHES = re.compile(r"\[grid|\w\[\(|kernel|_cuda\b|triton|_ext\.|kernels\.")
+WEIGHTS = re.compile(r"(?:\w*_)?(?:weights?|bias(?:es)?|gamma|w\d?|W\d?)|D?W\d?")
+"""Parameters by their name: what is kept in fp32 where the activations beside it come in half."""

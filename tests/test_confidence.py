@@ -1,0 +1,171 @@
+"""How sure a finding is: what a library's callers decide is possible, and is shown to who asks for it; a program decides itself."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from precisionlint import check
+from precisionlint.findings import Finding
+from tests.test_cli import run
+
+SOFTMAX = """
+import torch
+
+
+def weighted(scores, values):
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return (weights / weights.sum(-1, keepdim=True)) @ values
+"""
+
+OWN = """
+import torch
+
+
+class Grouped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight.t(), x.t() @ grad
+
+
+@torch.library.custom_op("mine::scatter", mutates_args=())
+def scatter(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x @ weight
+"""
+
+TRAIN = """
+import torch
+from torch import nn
+
+from {module} import {name}
+
+
+def train(model: nn.Module, loader, optimizer):
+    for x, y in loader:
+        optimizer.zero_grad()
+        with {region}:
+            loss = ({name}(model(x), y)).sum()
+        loss.backward()
+        optimizer.step()
+"""
+
+FP32 = "torch.enable_grad()"
+AUTOCAST = "torch.autocast('cuda', dtype=torch.bfloat16)"
+
+
+def project(folder: Path, *, region: str = "", **modules: str) -> None:
+    (folder / "pyproject.toml").write_text("[project]\nname = 'mine'\n")
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(text).lstrip("\n"))
+    if region:
+        name = "weighted" if "library" in modules and "weighted" in modules["library"] else "scatter"
+        (folder / "train.py").write_text(TRAIN.format(module="library", name=name, region=region).lstrip())
+
+
+def found(folder: Path, **settings: object) -> list[Finding]:
+    report = check([(folder / "library.py").as_posix()], **settings)  # type: ignore[arg-type]
+    assert not report.errors
+    return list(report.findings)
+
+
+def grades(findings: list[Finding]) -> set[tuple[str, str, str]]:
+    return {(each.rule, each.confidence, each.severity) for each in findings}
+
+
+OWN_RULES = ("function-without-custom-fwd", "unregistered-custom-op")
+
+
+def test_what_a_librarys_callers_decide_is_possible_and_shown_to_who_asks(tmp_path: Path) -> None:
+    project(tmp_path, library=OWN)
+    asked = {(rule, "possible", "info") for rule in OWN_RULES}
+    assert found(tmp_path) == []
+    assert grades(found(tmp_path, select=["all"])) == asked
+    assert grades(found(tmp_path, extend_select=["all"])) == asked
+    assert grades(found(tmp_path, min_confidence="possible")) == asked
+    assert found(tmp_path, select=["custom-ops"]) == []
+    assert found(tmp_path, select=["all"], min_confidence="likely") == []
+
+
+def test_arithmetic_of_a_library_that_handles_no_dtypes_is_possible(tmp_path: Path) -> None:
+    project(tmp_path, library=SOFTMAX)
+    assert found(tmp_path) == []
+    assert grades(found(tmp_path, select=["all"])) == {("softmax-in-half", "possible", "info")}
+
+
+@pytest.mark.parametrize("module", [SOFTMAX, OWN])
+def test_a_program_that_trains_in_fp32_decides_itself(tmp_path: Path, module: str) -> None:
+    project(tmp_path, region=FP32, library=module)
+    assert found(tmp_path, select=["all"]) == []
+
+
+def test_a_program_that_trains_under_autocast_makes_it_likely(tmp_path: Path) -> None:
+    project(tmp_path, region=AUTOCAST, library=OWN)
+    likely = found(tmp_path)
+    assert grades(likely) == {(rule, "likely", "warning") for rule in OWN_RULES}
+    shown = {(Path(each.trace[0].place.path).name, each.trace[0].place.line) for each in likely}
+    assert shown == {("train.py", 10)}
+    assert found(tmp_path, min_confidence="certain") == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (
+            "@staticmethod\n    def forward",
+            "@staticmethod\n    @torch.amp.custom_fwd(device_type='cuda')\n    def forward",
+        ),
+        ("ctx.save_for_backward(x, weight)\n        return x @ weight", "return x + weight"),
+        ("ctx.save_for_backward(x, weight)", "ctx.save_for_backward(x, weight)\n        weight = weight.to(x.dtype)"),
+    ],
+)
+def test_a_function_that_autocast_does_not_concern_is_not_told(tmp_path: Path, change: tuple[str, str]) -> None:
+    assert change[0] in OWN
+    project(tmp_path, region=AUTOCAST, library=OWN.replace(*change))
+    assert {each.rule for each in found(tmp_path, select=["all"])} == {"unregistered-custom-op"}
+
+
+def test_an_op_with_a_rule_for_autocast_is_not_told(tmp_path: Path) -> None:
+    registered = OWN + "\n\ntorch.library.register_autocast(scatter, 'cuda', torch.bfloat16)\n"
+    project(tmp_path, region=AUTOCAST, library=registered)
+    assert {each.rule for each in found(tmp_path, select=["all"])} == {"function-without-custom-fwd"}
+
+
+def test_what_is_possible_stays_info_and_is_never_fixed(tmp_path: Path) -> None:
+    norm = "    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight\n"
+    project(tmp_path, library=f"import torch\n\n\ndef rms_norm(x, weight):\n{norm}")
+    raised = found(tmp_path, min_confidence="possible", severity={"all": "error"})
+    assert {each.rule for each in raised} == {"norm-without-upcast"}
+    assert {(each.severity, each.fix) for each in raised} == {("info", None)}
+
+
+def test_the_command_shows_it_on_request_and_passes(tmp_path: Path) -> None:
+    project(tmp_path, library=OWN)
+    shown = run("check", "--no-cache", "--select", "all", "library.py", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert shown.stdout.count("info ") == shown.stdout.count("[possible]") == 2
+    hidden = run("check", "--no-cache", "library.py", cwd=tmp_path)
+    assert hidden.returncode == 0
+    assert "possible" not in hidden.stdout
+
+
+def test_a_comment_that_silences_what_is_only_possible_is_of_use(tmp_path: Path) -> None:
+    text = OWN.replace(
+        "Function):", "Function):  # precisionlint: ignore[function-without-custom-fwd] never under autocast"
+    )
+    project(tmp_path, library=text)
+    assert found(tmp_path, extend_select=["unused-ignore"]) == []
+    assert grades(found(tmp_path, select=["all"])) == {("unregistered-custom-op", "possible", "info")}
+
+
+def test_a_wrong_grade_in_the_settings_is_told_with_the_right_ones(tmp_path: Path) -> None:
+    (tmp_path / "precisionlint.toml").write_text('min-confidence = "probable"\n')
+    (tmp_path / "a.py").write_text("x = 1\n")
+    failed = run("check", "a.py", cwd=tmp_path)
+    assert failed.returncode == 2
+    assert "precisionlint.toml:1: min-confidence must be one of certain, likely, possible" in failed.stderr
