@@ -79,6 +79,54 @@ def only(dtype: str) -> Dtypes:
     return frozenset({dtype})
 
 
+def test_functions_are_read_wherever_the_top_level_defines_them(code: Code):
+    read = code(
+        """
+        import importlib.util
+        if importlib.util.find_spec("kernels"):
+            SIZE = 16
+            def chosen(x):
+                return x.half() * SIZE
+        else:
+            def other(x):
+                return x.bfloat16()
+        try:
+            import kernels
+        except ImportError:
+            def fallback(x):
+                return chosen(x)
+        """
+    )
+    assert read.returned("chosen") == read.returned("fallback") == only("float16")
+    assert read.returned("other") == only("bfloat16")
+
+
+def test_an_attribute_is_what_the_method_set_last(code: Code):
+    read = code(
+        """
+        class Scaled:
+            def last(self, x):
+                self.kept = x.half()
+                self.kept = self.kept.float()
+                return self.kept
+
+            def chosen(self, x, wide):
+                self.kept = x.half()
+                if wide:
+                    self.kept = x.float()
+                return self.kept
+
+            def changed(self, x):
+                self.kept = x.bfloat16()
+                self.last(x)
+                return self.kept
+        """
+    )
+    assert read.returned("last") == only("float32")
+    assert read.returned("chosen") == only("float16") | only("float32")
+    assert "float32" in read.returned("changed")
+
+
 # -- dtypes
 
 

@@ -74,6 +74,7 @@ class Frame:
         self.flow = flow
         self.source = source
         self.names = names
+        self.top = names is source.names  # of a file: also in the branches of its tests and attempts
         self.around = around
         self.scope = scope
         self.depth = depth
@@ -221,6 +222,8 @@ class Frame:
                     if value.op == "parameter" and not value.name:
                         value = Value("parameter", value.inputs, value.dtypes, value.at, target.attr)
                     obj.ref.attributes[target.attr] = either([old, value]) if known and old is not None else value
+                    if isinstance(target.value, ast.Name) and target.value.id == "self":
+                        self.names[f"self.{target.attr}"] = value  # until another method may have changed it
                 elif obj.op in ("external", "file"):
                     name = self.flow.apis.canonical(f"{obj.name}.{target.attr}")
                     self.tell(Touched(self.at(target), (), name, value, self.scope))
@@ -279,6 +282,9 @@ class Frame:
         return value
 
     def attribute(self, node: ast.Attribute) -> Value:
+        kept = self.names.get(f"self.{node.attr}")
+        if kept is not None and isinstance(node.value, ast.Name) and node.value.id == "self":
+            return kept
         obj = self.expr(node.value)
         return self.attribute_of(obj, node.attr, node)
 
@@ -394,6 +400,9 @@ class Frame:
             return NOTHING
         if receiver is None and function.owner is not None and not is_static(function.node):
             receiver, args = (args[0], args[1:]) if args else (instance(function.owner), args)
+        if function.owner is not None:  # it may set what its object holds
+            for name in [name for name in self.names if name.startswith("self.")]:
+                del self.names[name]
         if function.node in self.flow.running:
             return NOTHING
         self.flow.running.append(function.node)

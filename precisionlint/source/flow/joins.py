@@ -30,6 +30,8 @@ def join(environments: list[Environment]) -> Environment:
     merged: Environment = {}
     for name in dict.fromkeys(name for environment in environments for name in environment):
         values = [environment[name] for environment in environments if name in environment]
+        if name.startswith("self.") and len(values) < len(environments):
+            continue  # elsewhere it is what the class holds
         merged[name] = values[0] if all(value is values[0] for value in values) else either(values)
     return merged
 

@@ -157,11 +157,11 @@ def expression(frame: Frame, node: ast.Expr) -> None:
 
 def def_(frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
     for decorator in node.decorator_list:
-        if frame.depth == 0 and frame.source.names is frame.names:
+        if frame.depth == 0 and frame.top:
             frame.expr(decorator)
     function = Function(node, frame.source, frame.inside)
     frame.names[node.name] = Value("function", at=frame.at(node), name=node.name, ref=function)
-    if frame.source is frame.flow.source and frame.source.names is frame.names:
+    if frame.source is frame.flow.source and frame.top:
         definitions.op(frame, node)
         frame.flow.functions.append(function)
 
