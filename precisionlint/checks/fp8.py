@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.kernel_facts import ScaledByAmax
-from precisionlint.valueflow import FP8, Called, Computed, Returned, Value, find, named, number, sources
+from precisionlint.valueflow import (
+    FP8,
+    WIDE,
+    Called,
+    Computed,
+    Returned,
+    Shows,
+    Value,
+    find,
+    may_be_half,
+    named,
+    number,
+    sources,
+)
 
 FAMILY = Family(Automaton("fp8", None, lambda state, event: state))
 
@@ -19,9 +32,14 @@ LIMIT_NAME = re.compile(r"(?:fp8|f8|e4m3|e5m2|float8|quant|q|w_dtype).*max|max_?
 E4M3 = frozenset({"float8_e4m3fn"})
 """The format whose casts saturate from torch 2.12 on."""
 FP8_NAME = re.compile(r"f(?:p|loat)?8|e4m3|e5m2|w_dtype|quant", re.I)
-AMAX_NAME = re.compile(r"(?:^|_)amax$")
+SCALED = frozenset({"view", "either", "cast", "clamp", "round"})
+"""Ops through which scaled values stay what they are, NaN among them."""
+AMAX_NAME = re.compile(r"(?:^|_)(?:amax|abs_?max|max_?abs)$")
+SCALE_NAME = re.compile(r"scale|inv_s|amax")
 OUTSIDE_TRAINING = re.compile(r"convert|export|infer|generat")
-GUARDS = frozenset({"clamp", "maximum", "where", "nan_to_num", "masked_fill"})
+GUARDS = frozenset({"clamp", "maximum", "where", "nan_to_num", "masked_fill", "add"})
+SHOWN = frozenset({"view", "either", "cast", "attribute", "stack", "index"})
+"""Ops behind which the same magnitudes stand: ``x.abs().max(dim=-1)[0]``, ``scale[:, None]``."""
 
 
 def is_limit(value: Value) -> bool:
@@ -34,21 +52,35 @@ def is_limit(value: Value) -> bool:
     return named(value, LIMIT_NAME)
 
 
+def replaced(value: Value) -> bool:
+    """Whether a value is a constant on another path: the code has looked at what it came to."""
+    return value.op == "either" and any(
+        option.op in ("constant", "tensor", "ones", "ones_like", "full", "full_like") for option in value.inputs
+    )
+
+
 def amax_in(value: Value) -> Value | None:
-    """The largest magnitude that a value is made of, where nothing on the way keeps it from zero."""
-    for source in sources(value, frozenset({"view", "either", "cast", "attribute", "stack"})):
+    """The largest magnitude that a value is made of, where nothing on the way keeps it from zero. That of random numbers is not zero."""
+    if replaced(value) or find(value, lambda v: v.name.startswith("rand"), limit=24):
+        return None
+    for source in sources(value, SHOWN):
         if source.op in ("amax", "max") and source.inputs and find(source.inputs[0], lambda v: v.op == "abs", limit=6):
             return source
         if source.op == "norm" and any(
             number(v) == float("inf") for v in [*source.inputs[1:], *source.options.values()]
         ):
             return source
-    return value if named(value, AMAX_NAME) else None
+        if source.op == "input" and AMAX_NAME.search(source.name):
+            return source
+    computed = any(source.op in GUARDS for source in sources(value, SHOWN))
+    return value if named(value, AMAX_NAME) and not computed else None
 
 
-def raw_scale(value: Value) -> tuple[Value, Value, bool] | None:
+def raw_scale(value: Value, is_limit: Callable[[Value], bool] = is_limit) -> tuple[Value, Value, bool] | None:
     """(the scale, its amax, whether amax is the divisor) where a value is a scale whose amax may be zero."""
-    for source in sources(value, frozenset({"view", "either", "cast", "attribute"})):
+    if replaced(value):
+        return None
+    for source in sources(value, SHOWN):
         if source.op == "div" and len(source.inputs) == 2:
             over, under = source.inputs
             amax = amax_in(over)
@@ -59,17 +91,18 @@ def raw_scale(value: Value) -> tuple[Value, Value, bool] | None:
                 return source, amax, True
         if source.op == "mul" and len(source.inputs) == 2:  # amax * (1 / limit), or a margin
             for one, other in (source.inputs, source.inputs[::-1]):
-                if one.op == "div" and amax_in(other) is not None and is_limit(one.inputs[1]):
-                    return source, amax_in(other), False  # type: ignore[return-value]
+                amax = amax_in(other)
+                if one.op == "div" and amax is not None and is_limit(one.inputs[1]):
+                    return source, amax, False
         if (
             source.op in ("div", "mul")
             and source.inputs
             and number(source.inputs[-1]) is None
             and source.inputs[-1].op == "pow"
         ):
-            return raw_scale(source.inputs[0])
+            return raw_scale(source.inputs[0], is_limit)
         if source.op == "reciprocal" and source.inputs:
-            inner = raw_scale(source.inputs[0])
+            inner = raw_scale(source.inputs[0], is_limit)
             if inner is not None and not inner[2]:
                 return source, inner[1], True
     return None
@@ -81,20 +114,35 @@ def fp8_zero_amax(state: None, event: Computed | Returned | ScaledByAmax) -> Ite
         yield from scaled_in_kernel(event)
         return
     value = event.value
+    if event.scope.kind == "test":
+        return
     if isinstance(event, Returned):
         parts = value.inputs if value.op == "tuple" else (value,)
         for part in parts:
             yield from returned_scale(part, event)
         return
+    if value.op == "cast" and not FP8.isdisjoint(value.dtypes):  # into FP8, by whatever range
+        for scaled in sources(value.inputs[0], SCALED):
+            yield from scaled_by_zero(scaled, another_range)
+    else:
+        yield from scaled_by_zero(value, is_limit)
+
+
+def another_range(value: Value) -> bool:
+    """Whether a value may be the range that numbers are scaled to for FP8, and is not that of FP8 itself, nor one of integers."""
+    return not is_limit(value) and number(value) not in (7.0, 15.0, 127.0, 128.0, 255.0, 256.0)
+
+
+def scaled_by_zero(value: Value, limit: Callable[[Value], bool]) -> Iterator[Hit]:
+    """Values that are divided by, or multiplied with, a scale whose amax may be zero."""
     if value.op not in ("div", "mul") or len(value.inputs) != 2:
         return
-    found = raw_scale(value.inputs[1]) or (raw_scale(value.inputs[0]) if value.op == "mul" else None)
+    found = raw_scale(value.inputs[1], limit) or (raw_scale(value.inputs[0], limit) if value.op == "mul" else None)
     if found is None:
         return
     scale, amax, inverted = found
-    if value.op == "mul" and not inverted:
-        return
-    yield zero_amax(scale, amax, inverted, Seen(value.at, "the values are scaled by it"), "certain")
+    if inverted == (value.op == "mul"):
+        yield zero_amax(scale, amax, inverted, Seen(value.at, "the values are scaled by it"), "certain")
 
 
 def scaled_in_kernel(event: ScaledByAmax) -> Iterator[Hit]:
@@ -166,17 +214,16 @@ def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
     if not known and not any(FP8_NAME.search(name) for name in (*value.dtypes, value.name)):
         return
     scaled = next(
-        (
-            s
-            for s in sources(value.inputs[0], frozenset({"view", "either", "cast", "attribute", "round"}))
-            if s.op in ("div", "mul")
-        ),
+        (s for s in sources(value.inputs[0], SHOWN | {"round"}) if s.op in ("div", "mul")),
         None,
     )
     if scaled is None or len(scaled.inputs) != 2:
         return
     at = next((place for place in (1, 0) if is_scale(scaled.inputs[place])), None)
-    if at is None or own_amax(scaled.inputs[at], scaled.inputs[1 - at]):
+    if at is None or fixed(scaled.inputs[1 - at]):  # a multiple of the scale itself
+        return
+    if own_amax(scaled.inputs[at], scaled.inputs[1 - at]):
+        yield from rounded_scale(value, scaled, scaled.inputs[at], known)
         return
     yield Hit(
         "fp8-cast-without-clamp",
@@ -193,11 +240,38 @@ def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
     )
 
 
+def rounded_scale(cast: Value, scaled: Value, scale: Value, known: bool) -> Iterator[Hit]:
+    """An amax over the limit that is itself a small number of fp16, with no floor under it: rounded, it is too small by up to a half."""
+    found = raw_scale(scale)
+    if found is None or found[2] or not may_be_half(scaled.dtypes - WIDE) or "bfloat16" in scaled.dtypes:
+        return
+    yield Hit(
+        "fp8-cast-without-clamp",
+        found[0].at,
+        "where the values are fp16 so is their scale, and it has no floor: below an amax of 3.6e-4 it is rounded so coarsely that scaled values "
+        "lie beyond 464, which E4M3 makes NaN (before torch 2.12); scale in fp32, and clamp to the format's limits before the cast",
+        (Seen(scaled.at, "scaled by it"), Seen(cast.at, "cast with nothing to saturate it")),
+        confidence="certain" if known and scaled.dtypes == {"float16"} else "likely",
+        needs=() if scaled.dtypes == {"float16"} else (Shows("fp16"),),
+    )
+
+
+def fixed(value: Value) -> bool:
+    return number(value) is not None or is_limit(value)
+
+
 def is_scale(value: Value) -> bool:
     if amax_in(value) is not None or raw_scale(value) is not None:
         return True
-    return named(value, re.compile(r"scale|inv_s|amax")) or bool(
-        find(value, lambda v: v.op in ("amax", "max") and bool(v.inputs), limit=12)
+    return scale_named(value) or bool(find(value, lambda v: v.op in ("amax", "max") and bool(v.inputs), limit=12))
+
+
+def scale_named(value: Value) -> bool:
+    """Whether the program calls a value, or what it is a multiple of, a scale or an amax."""
+    todo = list(sources(value, SHOWN - {"attribute"}))
+    multiplied = [part for each in todo if each.op in ("div", "mul") for part in each.inputs]
+    return named(value, SCALE_NAME) or any(
+        named(source, SCALE_NAME) for part in multiplied for source in sources(part, SHOWN - {"attribute"})
     )
 
 

@@ -345,6 +345,8 @@ def dtypes_named(value: Value) -> Dtypes | None:
         case "input" if value.inputs:  # an argument with a default: a caller may pass another
             inner = dtypes_named(value.inputs[0])
             return inner | frozenset({f"~{value.name}"}) if inner else None
+    if value.op in ("external", "constructed") and DTYPE_NAME.search(value.name.rpartition(".")[2]):
+        return UNKNOWN  # FP8.dtype, get_fp8_dtype(): of a file that was not read
     if DTYPE_NAME.search(value.name) and value.op in ("input", "attribute", "unknown", "index"):
         if value.op == "input" and value.dtypes == UNKNOWN:
             return UNKNOWN
