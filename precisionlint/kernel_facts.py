@@ -11,16 +11,23 @@ from precisionlint.events import Event
 from precisionlint.findings import Place
 
 HALVES = frozenset({"fp16", "bf16"})
+FOLLOWS = "~"
 FP8 = frozenset({"e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e4b15"})
 
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A dtype that a value has: ``sure`` where the kernel itself says so, else a launch that the file shows does (``at``)."""
+    """A dtype that a value has: ``sure`` where the kernel itself says so, else a launch that the file shows does (``at``).
+
+    ``FOLLOWS``: the dtype of a tensor that the file's callers hand in, half where that is; ``of``: the pointers that it reaches the kernel by;
+    ``narrowed``: what was fp32 was converted to it.
+    """
 
     dtype: str
     sure: bool = True
     at: Place | None = None
+    of: frozenset[str] = frozenset()
+    narrowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,10 @@ RULES = (
     "triton-default-tf32",
     "fp8-zero-amax",
 )
-HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n\n@triton.jit\ndef kernel(x_ptr, y_ptr, N, BLOCK: tl.constexpr):\n"
+HEAD = (
+    "import torch\nimport triton\nimport triton.language as tl\n\n\n@triton.jit\n"
+    "def kernel(x_ptr, y_ptr, N, BLOCK: tl.constexpr, fp8_max: tl.constexpr = 448.0):\n"
+)
 
 
 def found(tmp_path: Path, body: str, after: str = "") -> list[tuple[str, str]]:
@@ -216,6 +219,10 @@ def test_sound_kernels_are_silent(tmp_path: Path, body: str):
             "fp8-zero-amax",
         ),
         (
+            "r = 1 / fp8_max\nx = tl.load(x_ptr).to(tl.float32)\ns = tl.max(tl.abs(x)) * r\ntl.store(y_ptr, x / s)",
+            "fp8-zero-amax",
+        ),
+        (
             "m = tl.zeros([BLOCK], tl.float32)\nfor k in range(N):\n"
             "    m = tl.maximum(m, tl.max(tl.abs(tl.load(x_ptr + k).to(tl.float32)), 1))\n"
             "tl.store(y_ptr, (tl.load(x_ptr).to(tl.float32) / (m / 448.0)).to(tl.float8e4nv))",
@@ -262,6 +269,59 @@ def test_a_launch_in_the_file_says_the_dtype_and_that_is_likely(tmp_path: Path, 
 )
 def test_a_launch_with_other_dtypes_or_unknown_ones_says_nothing(tmp_path: Path, after: str):
     assert found(tmp_path, SUMS, after) == []
+
+
+TAKEN = "y = torch.empty_like(x)\n    kernel[(1,)](x, y, x.numel(), 128)\n    return y\n"
+WIDENING = "z = tl.load(y_ptr).to(tl.float32)\n"
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "def launch(x):\n    " + TAKEN,
+        "def launch(x: torch.Tensor):\n    x = x.contiguous().view(-1)\n    " + TAKEN,
+        "class F(torch.autograd.Function):\n    def backward(ctx, dy):\n        x = dy.contiguous()\n        "
+        + TAKEN.replace("\n    ", "\n        "),
+        "def forward(x):\n    return x, x.new_empty(8)\n\n\ndef backward(g):\n    _, x = forward(g)\n    " + TAKEN,
+        "class F(torch.autograd.Function):\n    def forward(ctx, a, b):\n        ctx.save_for_backward(torch.ones(8), b)\n"
+        "    def backward(ctx, dy):\n        _, x = ctx.saved_tensors\n        "
+        + TAKEN.replace("\n    ", "\n        "),
+    ],
+    ids=["a parameter", "a view of one", "a gradient", "what a function returns", "what a forward saves"],
+)
+def test_what_callers_hand_in_is_summed_in_their_dtype_and_that_is_likely(tmp_path: Path, after: str):
+    assert found(tmp_path, WIDENING + SUMS, after) == [("triton-half-reduction", "likely")]
+    accumulated = "acc = tl.zeros([BLOCK], x_ptr.dtype.element_ty)\nfor k in range(N):\n    acc += tl.load(x_ptr + k)\n"
+    assert found(tmp_path, accumulated, after) == [("triton-half-accumulator", "likely")]
+
+
+@pytest.mark.parametrize(
+    ("body", "after"),
+    [
+        (SUMS, "def launch(x):\n    " + TAKEN),  # nothing in the file speaks of half
+        (WIDENING + SUMS, "def launch(x):\n    x = torch.empty(8, dtype=torch.float32)\n    " + TAKEN),
+        (WIDENING + SUMS, "def launch(count: int):\n    x = torch.arange(count)\n    " + TAKEN),
+        (WIDENING + SUMS.replace("x_ptr", "idx_ptr"), "def launch(x):\n    " + TAKEN),
+        (WIDENING + SUMS, "def launch(x):\n    x = x * other\n    " + TAKEN),
+        (WIDENING + "tl.store(y_ptr, tl.sum(tl.exp(tl.load(x_ptr + tl.arange(0, BLOCK)))))", "def launch(x):\n    " + TAKEN),
+        (WIDENING + "tl.store(y_ptr, tl.sum(tl.load(x_ptr + tl.arange(0, BLOCK)) * z))", "def launch(x):\n    " + TAKEN),
+        (
+            "x = tl.load(x_ptr + tl.arange(0, BLOCK))\nif MODE == 1:\n    x = x.to(tl.float32)\ntl.store(y_ptr, tl.sum(x))",
+            "def launch(x):\n    " + TAKEN,
+        ),
+    ],
+    ids=["no half", "fp32", "integers", "unknown pointer", "unknown", "exp", "times fp32", "widened on a path"],
+)  # fmt: skip
+def test_sums_of_what_is_not_the_callers_half_are_silent(tmp_path: Path, body: str, after: str):
+    assert found(tmp_path, body, after) == []
+
+
+def test_what_a_kernel_narrows_to_the_callers_dtype_counts_on_every_path(tmp_path: Path):
+    body = (
+        "x = tl.load(x_ptr + tl.arange(0, BLOCK))\ndtype = x.dtype\nif MODE == 1:\n    x = x.to(tl.float32)\n"
+        "z = tl.load(y_ptr).to(tl.float32)\ntl.store(y_ptr, tl.sum(x * z.to(dtype)))"
+    )
+    assert found(tmp_path, body, "def launch(x):\n    " + TAKEN) == [("triton-half-reduction", "likely")]
 
 
 def test_one_launch_of_several_is_enough(tmp_path: Path):

@@ -8,7 +8,8 @@ from typing import Any
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.events import Event
 from precisionlint.findings import Confidence
-from precisionlint.kernel_facts import FP8, HALVES, Accumulated, Dotted, Reduced, Typed
+from precisionlint.kernel_facts import FOLLOWS, FP8, HALVES, Accumulated, Dotted, Reduced, Typed
+from precisionlint.valueflow import Shows
 
 
 def advance(state: None, event: Event) -> None:
@@ -27,6 +28,8 @@ def triton_half_accumulator(state: None, event: Accumulated | Dotted) -> Iterato
         yield from summed_in_half(event)
         return
     dtype = event.dtype.dtype
+    if dtype == FOLLOWS:
+        yield from follows("triton-half-accumulator", event, f"'{event.name}' is summed up in the dtype of", event.made)
     if dtype not in HALVES:
         return
     what = "the products of each tile" if event.by_dot else "each term"
@@ -69,6 +72,8 @@ def summed_in_half(event: Dotted) -> Iterator[Hit]:
 @FAMILY.rule("triton-half-reduction", Reduced)
 def triton_half_reduction(state: None, event: Reduced) -> Iterator[Any]:
     dtype = event.dtype.dtype
+    if dtype == FOLLOWS:
+        yield from follows("triton-half-reduction", event, f"{event.api} adds in the dtype of", event.at)
     if dtype not in HALVES:
         return
     yield Hit(
@@ -78,6 +83,20 @@ def triton_half_reduction(state: None, event: Reduced) -> Iterator[Any]:
         f"widen it: add .to(tl.float32) before",
         (*_shown(event.dtype), Seen(event.at, f"added up in {dtype}")),
         confidence=_confidence(event.dtype),
+    )
+
+
+def follows(rule: str, event: Accumulated | Reduced, what: str, made: Any) -> Iterator[Hit]:
+    """A sum in the dtype of a tensor that the file's callers hand in."""
+    pointers = " and ".join(sorted(event.dtype.of))
+    yield Hit(
+        rule,
+        event.at,
+        f"{what} {pointers}, which is that of the caller's tensor: of bf16 numbers it keeps 8 bits (ones stop to count at {STALLS['bf16']}), of "
+        f"fp16 {DIGITS['fp16']}; Triton does not widen it: convert to tl.float32 first",
+        (Seen(made, f"in the dtype of {pointers}"), Seen(event.at, "added up in it")),
+        confidence="likely",
+        needs=(Shows("half"),),
     )
 
 

@@ -8,12 +8,13 @@ unknown, and nothing is said of it.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from precisionlint.events import Event
 from precisionlint.findings import Place
-from precisionlint.kernel_facts import FP8, Accumulated, Dotted, Reduced, ScaledByAmax, Typed
+from precisionlint.kernel_facts import FOLLOWS, FP8, HALVES, Accumulated, Dotted, Reduced, ScaledByAmax, Typed
 from precisionlint.subjects import File
 from precisionlint.subjects.triton_launches import NOTHING, Reaching, reaching
 from precisionlint.subjects.triton_values import (
@@ -24,13 +25,24 @@ from precisionlint.subjects.triton_values import (
     Value,
     applied,
     constant,
+    fixed,
     folded,
     joined,
-    plain,
     promoted,
 )
 
+NOT_FOLLOWING = re.compile(
+    r"mean|std|var|lse|delta|max|sum|scale|norm|inv|stat|acc|part|tmp|buf|ws|work|lock|count|idx|ind|len|seq|mask|pos|off|num|label|target|token|"
+    r"expert|id(?:s|_|$)|size|freq|cos|sin|loss|prob|score_bias|beta|decay|gate|state|hist|lut|table|(?:^|_)[mldLMDg](?:_|$)",
+    re.IGNORECASE,
+)
+"""Pointers whose numbers are fp32 or integers whatever the caller's tensors are, by their names."""
+AWARE = re.compile(
+    r"\.to\((?:tl|triton\.language)\.float32\)|dtype\.element_ty|\bdtype\s*=\s*\w+\.dtype\b|bfloat16|float16|\bhalf\b|autocast|custom_fwd"
+)
+"""What a file holds whose kernels are written for half precision as well."""
 ADDING = frozenset({"sum", "cumsum"})
+SUMS = HALVES | {"fp32", "fp64", FOLLOWS}
 DEPTH = 6
 """How many helpers deep a kernel is followed."""
 
@@ -57,6 +69,7 @@ def read(file: File) -> Iterator[Event]:
         return
     constants = _constants(file)
     launched = reaching(file, functions)
+    aware = bool(AWARE.search(file.text))
     seen: set[tuple[Place, Event]] = set()
     helpers = {name for node in functions.values() for name in _called(node) if name in functions}
     for name, node in functions.items():
@@ -65,6 +78,8 @@ def read(file: File) -> Iterator[Event]:
         kernel = _Kernel(file, functions, constants, launched[name])
         kernel.run(node)
         for fact in kernel.facts:
+            if isinstance(fact, (Accumulated, Reduced)) and fact.dtype.dtype == FOLLOWS and not aware:
+                continue
             if (fact.at, fact) not in seen:  # a helper is read once a call
                 seen.add((fact.at, fact))
                 yield fact
@@ -92,11 +107,17 @@ class _Kernel:
         scope = {each.arg: Value(pointer=each.arg) for each in parameters}
         for each in parameters:
             if each.annotation is not None and "constexpr" in ast.unparse(each.annotation):
-                scope[each.arg] = Value(fp8=bool(FP8_MAXIMUM.search(each.arg)))
+                dtypes = self.element(each.arg) if "type" in each.arg.lower() else NOTHING
+                scope[each.arg] = Value(dtypes, fp8=bool(FP8_MAXIMUM.search(each.arg)))
         _Body(self, {}).block(node.body, scope)
 
     def element(self, pointer: str) -> Reaching:
-        return self.launched.get(pointer, NOTHING)
+        """The dtypes of what a pointer points to. What follows the caller's tensor does so for its numbers, not for statistics of them
+        that are kept in fp32 by custom, nor for indices."""
+        found = self.launched.get(pointer, NOTHING)
+        if len(found) == 1 and FOLLOWS in {each.dtype for each in found} and NOT_FOLLOWING.search(pointer):
+            return NOTHING
+        return frozenset(replace(each, of=frozenset({pointer})) if each.dtype == FOLLOWS else each for each in found)
 
 
 class _Body:
@@ -188,9 +209,10 @@ class _Body:
             return
         loop = self.loops[-1]
         before = loop.before[name]
-        if not before.dtypes or before.pointer or result.dtypes.isdisjoint(before.dtypes):
+        words = {each.dtype for each in result.dtypes}
+        dtype = replace(before, dtypes=frozenset(each for each in before.dtypes if each.dtype in words)).one_of(SUMS)
+        if before.pointer or dtype is None:
             return
-        dtype = min(before.dtypes, key=lambda each: (not each.sure, each.dtype))
         inside = [each for part in ([added] if added is not None else [node]) for each in ast.walk(part)]
         by_dot = any(isinstance(each, ast.Call) and _api(each) == "dot" for each in inside)
         made = loop.bound.get(name, self.file.place(node))
@@ -264,8 +286,11 @@ class _Body:
         if left.pointer or right.pointer:
             return Value(pointer=left.pointer or right.pointer)
         result = promoted(left, right)
-        if plain(left) and plain(right):
-            return Value(number=folded(operator, left.number or 0.0, right.number or 0.0), fp8=left.fp8 or right.fp8)
+        if fixed(left) and fixed(right):
+            number = None
+            if left.number is not None and right.number is not None:
+                number = folded(operator, left.number, right.number)
+            return Value(number=number, fp8=left.fp8 or right.fp8)
         if isinstance(operator, ast.Add):
             scaled = left if left.amax is not None else right
             other = right if scaled is left else left
@@ -319,7 +344,7 @@ class _Body:
     def reduction(self, node: ast.Call, api: str, first: Value, named: Mapping[str, Value]) -> Value:
         if "dtype" in named:
             return Value(named["dtype"].dtypes)
-        half = first.one_of(frozenset({"fp16", "bf16"}))
+        half = first.one_of(HALVES | {FOLLOWS})
         if half is not None:
             self.tell(Reduced(self.file.place(node), (), f"tl.{api}", half))
         return Value(first.dtypes)
@@ -357,7 +382,9 @@ class _Body:
         if function.attr == "to" and (values or node.keywords):
             target = values[0] if values else self.value(node.keywords[0].value, scope)
             bits = any(each.arg == "bitcast" for each in node.keywords)
-            return UNKNOWN if bits or owner.pointer else replace(owner, dtypes=target.dtypes)
+            wide = any(each.dtype in ("fp32", "fp64") for each in owner.dtypes)
+            dtypes = frozenset(replace(each, narrowed=True) if wide else each for each in target.dtypes)
+            return UNKNOWN if bits or owner.pointer else replace(owner, dtypes=dtypes)
         if function.attr == "load":
             return Value(self.kernel.element(owner.pointer))
         if function.attr in ("sum", "cumsum") and owner.dtypes:

@@ -1,16 +1,19 @@
 """The dtypes that a file's own launches give to the pointers of its Triton kernels.
 
 Plain functions and the module's top level are followed in order, flow by flow, through the calls between them. A dtype counts only where
-the file shows it: a constructor's ``dtype=``, a cast, an assertion. What is unknown stays unknown.
+the file shows it: a constructor's ``dtype=``, a cast, an assertion. What a function that nobody here calls takes for a tensor has the
+dtype that its callers give it (``FOLLOWS``). What is unknown stays unknown.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from precisionlint.kernel_facts import Typed
+from precisionlint.kernel_facts import FOLLOWS, Typed
 from precisionlint.subjects import File
 
 DTYPES = {
@@ -31,9 +34,10 @@ DTYPES = {
 CASTS = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp64"}
 SAME = frozenset(
     {"contiguous", "view", "reshape", "t", "transpose", "permute", "clone", "detach", "cuda", "flatten", "squeeze"}
-    | {"unsqueeze", "expand", "requires_grad_", "narrow", "T", "mT"}
+    | {"unsqueeze", "expand", "requires_grad_", "narrow", "T", "mT", "new_empty", "new_zeros", "new_ones", "new_full"}
 )
 """Methods and attributes of a tensor that keep its dtype."""
+NO_ARGUMENTS = ast.arguments([], [], None, [], [], None, [])
 ROUNDS = 4
 """How many calls deep a dtype is followed from function to function."""
 
@@ -41,10 +45,44 @@ Reaching = frozenset[Typed]
 NOTHING: Reaching = frozenset()
 
 
+NO_TENSOR = re.compile(
+    r"^(?:self|cls|ctx|args|kwargs|dtype|device|shape|size|dim|axis|eps|\w+_(?:size|dim|dtype|shape)|num_\w+|is_\w+)$",
+    re.IGNORECASE,
+)
+"""Parameters that are no tensors, by their names."""
+SCALARS = re.compile(r"\b(?:int|float|bool|str|Size|dtype|device|Callable|tuple|list|dict)\b", re.I)
+"""Annotations of what is no tensor."""
+
+
 @dataclass
 class _Function:
+    """``group``: the class that it is a method of, with what that class saves from its forward for its backward; ``returned``: the dtypes
+    of what it returns, in order; ``called``: whether the file calls it."""
+
     node: ast.FunctionDef | ast.AsyncFunctionDef
+    group: _Saved
+    called: bool = False
     given: dict[str, Reaching] = field(default_factory=dict)
+    returned: list[Reaching] = field(default_factory=list)
+
+    def taken(self) -> dict[str, Reaching]:
+        """The parameters' dtypes: what the file's calls give, or what outside callers do."""
+        arguments = self.node.args
+        if self.called:
+            return dict(self.given)
+        return {
+            each.arg: frozenset({Typed(FOLLOWS, False)})
+            for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+            if not NO_TENSOR.search(each.arg)
+            and (each.annotation is None or not SCALARS.search(ast.unparse(each.annotation)))
+        } | self.given
+
+
+@dataclass
+class _Saved:
+    """What ``ctx.save_for_backward`` keeps."""
+
+    tensors: list[Reaching] = field(default_factory=list)
 
 
 def reaching(file: File, kernels: Mapping[str, ast.FunctionDef]) -> dict[str, dict[str, Reaching]]:
@@ -63,24 +101,39 @@ class _Flow:
         self.file = file
         self.kernels = kernels
         self.found: dict[str, dict[str, Reaching]] = {name: {} for name in kernels}
+        groups = {
+            method: saved
+            for node in ast.walk(file.syntax)
+            if isinstance(node, ast.ClassDef)
+            for saved in [_Saved()]
+            for method in node.body
+        }
         self.bodies = [
-            _Function(node)
+            _Function(node, groups.get(node, _Saved()))
             for node in ast.walk(file.syntax)
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node not in kernels.values()
         ]
-        self.functions = {each.node.name: each for each in self.bodies if each.node in file.syntax.body}
+        self.functions = {each.node.name: each for each in self.bodies if each.node not in groups}
+        self.outside = _Function(ast.FunctionDef("", NO_ARGUMENTS, [], []), _Saved())
+        self.at = self.outside
+        for node in ast.walk(file.syntax):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions:
+                self.functions[node.func.id].called = True
 
     def known(self) -> int:
         """How much is known: it only grows."""
         sizes = [len(each) for function in self.functions.values() for each in function.given.values()]
+        sizes += [len(each) for function in self.bodies for each in (*function.returned, *function.group.tensors)]
         return sum(sizes) + sum(len(each) for given in self.found.values() for each in given.values())
 
     def module(self) -> None:
+        self.at = self.outside
         body = [each for each in self.file.syntax.body if not isinstance(each, (ast.FunctionDef, ast.ClassDef))]
         self.block(body, {})
         for function in self.bodies:
+            self.at = function
             arguments = function.node.args
-            scope = dict(function.given)
+            scope = function.taken()
             defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + list(arguments.defaults)
             for parameter, default in zip(arguments.args, defaults, strict=True):
                 dtype = _dtype(default) if default is not None else ""
@@ -101,7 +154,10 @@ class _Flow:
             self.narrow(node.test, scope)
         for call in _calls(node):
             self.call(call, scope)
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        if isinstance(node, ast.Return) and node.value is not None:
+            parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            self.at.returned = merged(self.at.returned, [self.value(each, scope) for each in parts])
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
             self.bind(node.targets[0], node.value, scope)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
             self.bind(node.target, node.value, scope)
@@ -123,10 +179,19 @@ class _Flow:
             for each, part in zip(target.elts, [self.value(part, scope) for part in value.elts], strict=True):
                 if isinstance(each, ast.Name):
                     scope[each.id] = part
-        elif isinstance(target, ast.Tuple):
-            for each in target.elts:
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            parts = self.parts(value)
+            for index, each in enumerate(target.elts):
                 if isinstance(each, ast.Name):
-                    scope[each.id] = NOTHING
+                    scope[each.id] = parts[index] if index < len(parts) else NOTHING
+
+    def parts(self, value: ast.expr) -> list[Reaching]:
+        """What is unpacked of a call of one of the file's functions, or of what a forward has saved."""
+        if isinstance(value, ast.Attribute) and value.attr == "saved_tensors":
+            return self.at.group.tensors
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in self.functions:
+            return self.functions[value.func.id].returned
+        return []
 
     def narrow(self, test: ast.expr, scope: dict[str, Reaching]) -> None:
         """``assert x.dtype == torch.float16``, ``assert x.dtype in (...)``, also joined by ``and``."""
@@ -152,8 +217,10 @@ class _Flow:
             return frozenset({Typed(dtype, False, self.file.place(node))})
         if isinstance(node, ast.Attribute):
             return self.value(node.value, scope) if node.attr in SAME or node.attr == "dtype" else NOTHING
-        if isinstance(node, ast.Subscript):
-            return self.value(node.value, scope)
+        if isinstance(node, ast.Subscript):  # x[:, 0], or a table of dtypes: of_triton[x.dtype]
+            key = node.slice
+            asked = isinstance(key, ast.Attribute) and key.attr == "dtype"
+            return self.value(key if asked else node.value, scope)
         if isinstance(node, ast.IfExp):
             return self.value(node.body, scope) | self.value(node.orelse, scope)
         if isinstance(node, ast.Call):
@@ -165,6 +232,9 @@ class _Flow:
         for keyword in node.keywords:
             if keyword.arg == "dtype":
                 return frozenset(replace(each, at=at) for each in self.value(keyword.value, scope))
+        if isinstance(node.func, ast.Name) and node.func.id in self.functions:
+            returned = self.functions[node.func.id].returned
+            return returned[0] if len(returned) == 1 else NOTHING
         if not isinstance(node.func, ast.Attribute):
             return NOTHING
         method, owner = node.func.attr, node.func.value
@@ -181,6 +251,8 @@ class _Flow:
 
     def call(self, node: ast.Call, scope: Mapping[str, Reaching]) -> None:
         """A launch ``kernel[grid](...)`` or a call of one of the file's functions hands its arguments' dtypes on."""
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "save_for_backward":
+            self.at.group.tensors = merged(self.at.group.tensors, [self.value(each, scope) for each in node.args])
         function = node.func.value if isinstance(node.func, ast.Subscript) else node.func
         name = function.id if isinstance(function, ast.Name) else ""
         if isinstance(node.func, ast.Subscript) and name in self.kernels:
@@ -203,6 +275,11 @@ class _Flow:
         for name, argument in pairs:
             if name and (value := self.value(argument, scope)):
                 given[name] = given.get(name, NOTHING) | value
+
+
+def merged(one: list[Reaching], other: list[Reaching]) -> list[Reaching]:
+    """Two lists of dtypes, place by place."""
+    return [a | b for a, b in itertools.zip_longest(one, other, fillvalue=NOTHING)]
 
 
 def _calls(node: ast.stmt) -> Iterator[ast.Call]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from precisionlint.findings import Place
-from precisionlint.kernel_facts import Typed
+from precisionlint.kernel_facts import FOLLOWS, Typed
 from precisionlint.subjects.triton_launches import NOTHING, Reaching
 
 DTYPES = {
@@ -28,10 +28,27 @@ DTYPES = {
 """Triton's names of floating-point types, and the words that are used here."""
 
 SAME = frozenset(
-    {"trans", "reshape", "view", "broadcast_to", "expand_dims", "permute", "ravel", "abs", "max", "min", "flip", "exp"}
-    | {"exp2", "log", "log2", "sqrt", "rsqrt", "sigmoid", "softmax", "cos", "sin", "sum", "cumsum", "ceil", "floor"}
+    {
+        "trans",
+        "reshape",
+        "view",
+        "broadcast_to",
+        "expand_dims",
+        "permute",
+        "ravel",
+        "abs",
+        "max",
+        "min",
+        "flip",
+        "sum",
+        "cumsum",
+    }
 )
 """Functions whose result has the dtype of their first argument."""
+WIDE_ONLY = frozenset(
+    {"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sigmoid", "softmax", "cos", "sin", "erf", "ceil", "floor"}
+)
+"""Those that Triton has for fp32 and fp64 alone."""
 KEEP_ZERO = frozenset(
     {"exp2", "ceil", "log2", "reshape", "broadcast_to", "expand_dims", "trans", "view", "max", "sqrt"}
 )
@@ -55,8 +72,14 @@ class Value:
     number: float | None = None
 
     def one_of(self, words: frozenset[str]) -> Typed | None:
-        """The dtype of these that it has, the surest first."""
-        found = [each for each in self.dtypes if each.dtype in words]
+        """The dtype of these that it has, the surest first. That of a tensor which the kernel widens on one of its paths counts only where
+        another narrows to it: what is meant to be wide is."""
+        wide = any(each.dtype in ("fp32", "fp64") for each in self.dtypes)
+        found = [
+            each
+            for each in self.dtypes
+            if each.dtype in words and not (wide and each.dtype == FOLLOWS and not each.narrowed)
+        ]
         return min(found, key=lambda each: (not each.sure, each.dtype)) if found else None
 
 
@@ -80,6 +103,8 @@ def applied(api: str, values: Sequence[Value], named: Mapping[str, Value], at: P
         return first
     if api in ("div_rn", "fdiv") and len(values) > 1:
         return promoted(values[0], values[1])
+    if api in WIDE_ONLY:  # a kernel that calls it is not compiled for half
+        return Value(frozenset(Typed("fp32") if each.dtype == FOLLOWS else each for each in first.dtypes))
     if api in SAME:
         return Value(first.dtypes)
     if api == "fma" and len(values) == 3:
@@ -113,7 +138,9 @@ def promoted(left: Value, right: Value) -> Value:
 
 
 def _wider(a: Typed, b: Typed) -> Typed:
-    order = ("fp64", "fp32", "bf16", "fp16")
+    if a.dtype == b.dtype == FOLLOWS:
+        return replace(a, of=a.of | b.of, narrowed=a.narrowed or b.narrowed)
+    order = ("fp64", "fp32", FOLLOWS, "bf16", "fp16")
     for word in order:
         for each, other in ((a, b), (b, a)):
             if each.dtype == word:
@@ -149,6 +176,11 @@ def _zero(value: Value) -> bool:
 def constant(value: Value) -> bool:
     """A number, or a maximum of FP8 by its name."""
     return value.number is not None or (value.fp8 and value.amax is None)
+
+
+def fixed(value: Value) -> bool:
+    """A number that no tensor has part in: one of Python's, a maximum of FP8, what was made of them."""
+    return constant(value) and not value.dtypes
 
 
 def folded(operator: ast.operator, left: float, right: float) -> float | None:

@@ -52,7 +52,7 @@ WORDS: dict[str, tuple[bytes, ...]] = {
     "half copies": (b"param_dtype",),
 }
 """What a file must hold for the slower patterns to match anywhere in it."""
-DTYPE_AWARE = re.compile(rb"\.dtype\b|\btype_as\(|\.float\(\)|torch\.float32\b|\bdtype\s*=\s*\w")
+DTYPE_AWARE = re.compile(rb"\.dtype\b|\btype_as\(|\.float\(\)|torch\.float32\b|\bdtype\s*=\s*\w|\.to\(tl\.float32\)")
 """What only code writes that meets other dtypes than fp32."""
 TEXT = re.compile(rb'"{3}(?:[^\\]|\\.)*?"{3}' + rb"|'{3}(?:[^\\]|\\.)*?'{3}", re.S)
 """Documentation: what it speaks of, the program need not do."""
