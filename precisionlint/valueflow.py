@@ -26,6 +26,7 @@ Dtypes = frozenset[str]
 UNKNOWN: Dtypes = frozenset({"?"})
 NUMBER: Dtypes = frozenset({"number"})
 BOOL: Dtypes = frozenset({"bool"})
+INT32: Dtypes = frozenset({"int32"})
 INT64: Dtypes = frozenset({"int64"})
 
 WEIGHTS: Dtypes = frozenset({"~weights"})
@@ -189,6 +190,12 @@ def promote_values(values: Sequence[Value]) -> Dtypes:
     if any(value.op == "constant" and isinstance(value.constant, float) for value in values):
         return frozenset("float32" if atom in INTEGERS or atom == "bool" else atom for atom in dtypes)
     return dtypes
+
+
+def agreed(values: Sequence[Value]) -> Dtypes:
+    """The dtypes of a product of matrices: torch refuses operands of different dtypes, so that one that is known tells the others'."""
+    known = [value for value in values if value.dtypes != UNKNOWN]
+    return promote_values(known or values)
 
 
 def _promoted(a: str, b: str) -> str:

@@ -189,6 +189,42 @@ def test_families_that_are_in_no_list_have_none(family: str):
     assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{family}", "AutocastCUDA")
 
 
+def test_layers_that_nobody_read_give_what_layers_give_and_operands_of_a_product_agree(code: Code):
+    found = code("""
+    from somewhere import build_convolution, build_table
+
+    class Block(nn.Module):
+        def __init__(self, act=nn.ReLU, norm=None):
+            super().__init__()
+            self.conv = build_convolution(3)
+            self.act = act()
+            self.norm = norm(3) if norm else nn.Identity()
+            self.freqs = build_table(3)
+
+        def layers(self, x):
+            return self.act(self.conv(x))
+
+        def normalised(self, x):
+            return self.norm(x)
+
+        def unread(self, x):
+            return self.freqs(x)
+
+        def product(self, x, table):
+            return self.freqs(x) @ x, torch.matmul(x.double(), self.freqs(x))
+
+        def outside(self, x):
+            with torch.autocast("cuda", dtype=torch.float32):
+                return self.conv(x)
+    """)
+    assert found.returned("layers") == only("~layer()")
+    assert found.returned("normalised") == frozenset({"^x", "~x"})
+    assert found.returned("unread") == only("?")
+    products = [e.value for e in found.events if isinstance(e, Computed) and e.value.op == "matmul"]
+    assert [value.dtypes for value in products] == [only("~x"), only("float64")]
+    assert found.returned("outside") == only("?")
+
+
 def test_a_region_that_is_off_or_undecided_changes_nothing(code: Code):
     found = code("""
     def off(x, w):

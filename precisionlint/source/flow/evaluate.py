@@ -36,6 +36,7 @@ from precisionlint.valueflow import (
     Scope,
     Touched,
     Value,
+    agreed,
     constant,
     find,
     promote_values,
@@ -56,6 +57,9 @@ NO_TENSOR = names(
     constant external function class instance module file import builtin constructed region dict tuple many text dtype_of unknown
     """
 )
+
+CALLED = frozenset({"function", "instance", "module", "external", "constructed", "layer"})
+"""What is called in the place of the other, where a branch or a setting chose one: a layer or the identity, one loss or another."""
 
 
 class Frame:
@@ -387,6 +391,10 @@ class Frame:
                 forward = func.ref.ref.method("forward")
                 if forward is not None and not starred:
                     return self.enter_call(forward, [NOTHING, *args], options, None, node)
+            case "either" if len(func.inputs) <= 3 and all(one.op in CALLED for one in func.inputs):
+                return either([self.apply(one, args, options, node, starred) for one in func.inputs])
+            case "constructed" | "layer" if isinstance(node.func, ast.Attribute):
+                return torch_calls.built_layer(self, func, args, node)
             case "input" | "index":
                 # A callable that was passed in: a model, most of the time.
                 follows = UNKNOWN if torch_calls.asks_for_wide(self.scope) else frozenset({f"~{func.name}()"})
@@ -432,7 +440,7 @@ class Frame:
                 return constant(folded, self.at(node))
         if left.op in ("tuple", "dict") or right.op in ("tuple", "dict"):
             return NOTHING
-        dtypes = left.dtypes if in_place else promote_values((left, right))
+        dtypes = left.dtypes if in_place else (agreed if op == "matmul" else promote_values)((left, right))
         if op == "div" and not in_place:
             dtypes = frozenset("float32" if atom in INTEGERS or atom == "bool" else atom for atom in dtypes)
         if op == "pow" and right.op == "constant" and right.constant == 2:

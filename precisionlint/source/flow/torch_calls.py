@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Region
 from precisionlint.source.flow import ops
+from precisionlint.source.flow.heap import NOTHING
 from precisionlint.valueflow import (
     BOOL,
     HALF,
+    INT32,
     INT64,
     INTEGERS,
     NUMBER,
@@ -23,9 +25,11 @@ from precisionlint.valueflow import (
     Dtypes,
     Scope,
     Value,
+    agreed,
     constant,
     lifted,
     lowered,
+    may_be_half,
     number,
     promote,
     promote_values,
@@ -99,6 +103,20 @@ def module(frame: Frame, made: Value, args: list[Value], node: ast.Call) -> Valu
     return frame.made(
         family, args, under_autocast(frame.scope, family, args[0].dtypes), node, made.name, dict(made.options)
     )
+
+
+OTHER_THAN_LAYERS = re.compile(r"rop[eE]|rot|pos|freq|emb|loss|crit|mask|quant|metric|proc|token|sched", re.I)
+"""What returns something else than activations in the dtype of what it is given, or need not."""
+
+
+def built_layer(frame: Frame, made: Value, args: list[Value], node: ast.Call) -> Value:
+    """A call of what a function nobody read, or a class that was passed in, has built for a module: a layer by the looks of it."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    follows = bool(args) and may_be_half(args[0].dtypes)
+    if frame.scope.kind != "module" or not follows or OTHER_THAN_LAYERS.search(f"{name} {made.name}"):
+        return NOTHING
+    dtypes = lifted(args[0].dtypes) if "norm" in name.lower() else frozenset({"~layer()"})
+    return Value("layer", tuple(args), UNKNOWN if asks_for_wide(frame.scope) else dtypes, frame.at(node), name)
 
 
 def attribute(frame: Frame, obj: Value, name: str, node: ast.AST) -> Value:
@@ -183,6 +201,8 @@ def compute(frame: Frame, name: str, inputs: list[Value], options: dict[str, Val
     if name in ops.STACKS:
         parts = inputs[0].inputs if inputs and inputs[0].op in ("tuple", "many") else tuple(inputs[:1])
         return Value("stack", parts, promote_values(parts), at, name)
+    if name == "_int_mm" and inputs:
+        return frame.made("matmul", inputs, INT32, node, name, options)
     if name in ops.PROMOTING and inputs:
         return promoting(frame, name, inputs, options, node)
     if name in ops.LOSSES and inputs:
@@ -256,7 +276,7 @@ def promoting(frame: Frame, name: str, inputs: list[Value], options: dict[str, V
     parts += [
         value for key, value in options.items() if key in ("other", "exponent", "tensor2", "mat2", "target", "weight")
     ]
-    dtypes = promote_values(parts if family != "linear" else parts[:2])
+    dtypes = (agreed if family in ops.HALF_ON_CUDA else promote_values)(parts if family != "linear" else parts[:2])
     if name.endswith("_") and inputs:
         dtypes = inputs[0].dtypes
     if family == "pow" and len(parts) > 1 and parts[1].op == "constant" and parts[1].constant == 2:
