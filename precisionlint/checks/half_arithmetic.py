@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
+from precisionlint.findings import Severity
 from precisionlint.valueflow import (
     Computed,
     Dtypes,
@@ -76,7 +77,12 @@ def likely_of(dtypes: Dtypes) -> str:
     names = sorted(atom[1:] for atom in dtypes if atom[0] in "~^")
     if not names:
         return short(dtypes)
-    plain = {"weights": "the weights", "activations": "what layers return", "autocast": "the region"}
+    plain = {
+        "weights": "the weights",
+        "activations": "what layers return",
+        "layer()": "what layers return",
+        "autocast": "the region",
+    }
     return plain.get(names[0], f"'{names[0]}'")
 
 
@@ -88,11 +94,14 @@ def hit(
     needs: tuple[Shows, ...],
     trace: tuple[Seen, ...] = (),
     fix: Remedy | None = None,
+    severity: Severity | None = None,
 ) -> Hit:
     """A finding at a value; what is certain needs nothing but a program that trains."""
     if grade_ == "certain":
-        return Hit(rule, value.at, message, trace, needs=tuple(need for need in needs if need is TRAINING), fix=fix)
-    return Hit(rule, value.at, message, trace, confidence="likely", needs=needs, fix=fix)
+        needs = tuple(need for need in needs if need is TRAINING)
+    return Hit(
+        rule, value.at, message, trace, severity, "certain" if grade_ == "certain" else "likely", needs=needs, fix=fix
+    )
 
 
 def operand_of_square(value: Value) -> Value | None:
