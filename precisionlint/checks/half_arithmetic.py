@@ -40,7 +40,6 @@ INFERENCE = re.compile(
 SERVING = re.compile(
     r"get_(?:occ|bbox|result|pred)|simple_test|forward_test|postprocess|hub_?interface|pipeline|predictor|fill_mask"
 )
-FP16_MAX = 65504.0
 
 
 def grade(dtypes: Dtypes, scope: Scope) -> str | None:
@@ -449,43 +448,6 @@ def half_arange(state: None, event: Computed) -> Iterator[Any]:
             "what is computed from the positions becomes fp32",
         ),
     )
-
-
-# -- masks
-
-
-@FAMILY.rule("mask-constant-overflow", Computed)
-def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
-    value = event.value
-    if value.op == "masked_fill" and len(value.inputs) > 2:
-        filled, constant = value.inputs[0], number(value.inputs[2])
-    elif value.op == "masked_fill" and "value" in value.options and value.inputs:
-        filled, constant = value.inputs[0], number(value.options["value"])
-    else:
-        return
-    if constant is None or not FP16_MAX < abs(constant) < float("inf"):
-        return
-    known = "float16" in filled.dtypes
-    scores = find(filled, lambda v: v.op == "matmul", lambda v: v.op in ("cast", "softmax", "layer"), 24)
-    if not known and (scores is None or not may_be_half(filled.dtypes)):
-        return
-    yield Hit(
-        "mask-constant-overflow",
-        value.at,
-        f"{constant:g} does not fit fp16 (at most 65504): masked_fill raises on scores in fp16; torch.finfo(scores.dtype).min or -inf fits any dtype",
-        (Seen(scores.at, "the scores, in half wherever fp16 autocast or fp16 weights reach"),)
-        if scores is not None
-        else (),
-        confidence="certain" if known else "likely",
-        needs=() if known else (FP16,),
-        # The constant stays wherever it fits: the least number instead of it may become -inf where masks are added up.
-        fix=Remedy((Change("argument", value.at, "value@1", fitting(constant)),)),
-    )
-
-
-def fitting(constant: float) -> str:
-    """A constant, or the number of the tensor's dtype that is nearest to it."""
-    return "max({}, torch.finfo({tensor}.dtype).min)" if constant < 0 else "min({}, torch.finfo({tensor}.dtype).max)"
 
 
 # -- gradients

@@ -10,9 +10,21 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from precisionlint.checks.base import Automaton, Family, Hit, Seen
-from precisionlint.checks.half_arithmetic import INFERENCE, TRAINING, grade, hit, kept_in, likely_of, short, trains
+from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
+from precisionlint.checks.half_arithmetic import (
+    AUTOCAST,
+    FP16,
+    INFERENCE,
+    TRAINING,
+    grade,
+    hit,
+    kept_in,
+    likely_of,
+    short,
+    trains,
+)
 from precisionlint.valueflow import (
+    HALF_LAYERS,
     INTEGERS,
     NUMBER,
     Computed,
@@ -33,6 +45,68 @@ FAMILY = Family(Automaton("half-limits", None, lambda state, event: state))
 
 
 # -- constants that a half dtype cannot hold
+
+
+FP16_MAX = 65504.0
+FILLS = {"masked_fill": ("value", 2), "index_fill": ("value", 3), "full_like": ("fill_value", 1), "fill_": ("value", 1),
+         "new_full": ("fill_value", 2), "pad": ("value", 3)}  # fmt: skip
+"""Ops that put one number into a tensor, and raise where its dtype does not hold it: the number's keyword and position."""
+SCORES = re.compile(r"scores?$|attn|attention|energy|logits?$")
+
+
+@FAMILY.rule("mask-constant-overflow", Computed)
+def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    if value.op not in FILLS or not value.inputs:
+        return
+    filled, constant = value.inputs[0], number(value.option(*FILLS[value.op]))
+    if constant is None or not FP16_MAX < abs(constant) < float("inf"):
+        return
+    known = "float16" in filled.dtypes
+    scores = find(filled, made_scores, lambda v: v.op in ("cast", "softmax", "layer"), 24)
+    if not known and scores is None:
+        return
+    needs: tuple[Shows, ...] = () if known else (FP16,)
+    if not known and not may_be_half(filled.dtypes):
+        # What a matmul gives is half under autocast, whatever it is given.
+        if event.scope.enabled is not None or not scaled_product(filled):
+            return
+        needs = (FP16, AUTOCAST)
+    yield Hit(
+        "mask-constant-overflow",
+        value.at,
+        f"{constant:g} does not fit fp16 (at most 65504): {value.op} raises on scores in fp16; torch.finfo(scores.dtype).min or -inf fits any dtype",
+        (Seen(scores.at, "the scores, in half wherever fp16 autocast or fp16 weights reach"),)
+        if scores is not None
+        else (),
+        confidence="certain" if known else "likely",
+        needs=needs,
+        # The constant stays wherever it fits: the least number instead of it may become -inf where masks are added up.
+        fix=Remedy((Change("argument", value.at, "value@1", fitting(constant)),))
+        if value.op == "masked_fill"
+        else None,
+    )
+
+
+def scaled_product(value: Value) -> bool:
+    """Whether a value is a matmul's result, or that by a number."""
+    for source in sources(value):
+        if source.op in ("mul", "div") and len(source.inputs) == 2 and source.inputs[1].dtypes == NUMBER:
+            return scaled_product(source.inputs[0])
+        return source.op == "matmul"
+    return False
+
+
+def made_scores(value: Value) -> bool:
+    """Whether a value is scores: a product, what a layer gives that computes one, or what a function is given under such a name."""
+    if value.op == "input":
+        return bool(SCORES.search(value.name))
+    return value.op in ("matmul", "linear") or (value.op == "layer" and value.name in HALF_LAYERS)
+
+
+def fitting(constant: float) -> str:
+    """A constant, or the number of the tensor's dtype that is nearest to it."""
+    return "max({}, torch.finfo({tensor}.dtype).min)" if constant < 0 else "min({}, torch.finfo({tensor}.dtype).max)"
 
 
 @FAMILY.rule("one-minus-epsilon", Computed)

@@ -133,10 +133,6 @@ HALF_ON_CPU = names(
 )
 HALF_ON_CUDA = HALF_ON_CPU | {"mv"}
 """Families that autocast runs in half."""
-HALF_LAYERS = frozenset(
-    {"Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"}
-)
-"""torch.nn's modules whose result is half under autocast; what others give follows what they hold."""
 
 DTYPES = {
     "float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32", "short": "int16", "fp16": "float16",

@@ -13,6 +13,7 @@ from precisionlint.source.flow.heap import NOTHING
 from precisionlint.valueflow import (
     BOOL,
     HALF,
+    HALF_LAYERS,
     INT32,
     INT64,
     INTEGERS,
@@ -93,10 +94,15 @@ def module(frame: Frame, made: Value, args: list[Value], node: ast.Call) -> Valu
     if not args:
         return Value("layer", (), frozenset({"~layer()"}), frame.at(node), made.name)
     family = ops.MODULES.get(made.name)
+    if made.name == "Sequential" and made.inputs and all(part.op in ("module", "instance") for part in made.inputs):
+        value = args[0]
+        for part in made.inputs:
+            value = frame.apply(part, [value], {}, node)
+        return value
     if family is None:
         # Given fp32, its weights are fp32 as well: only a region makes the result half.
         follows = frozenset({"~region" if args[0].dtypes <= WIDE else "~layer()"})
-        dtypes = under_autocast(frame.scope, "linear", follows) if made.name in ops.HALF_LAYERS else WEIGHTS
+        dtypes = under_autocast(frame.scope, "linear", follows) if made.name in HALF_LAYERS else WEIGHTS
         return Value("layer", tuple(args), dtypes, frame.at(node), made.name)
     if family == "view":
         return Value("view", tuple(args), args[0].dtypes, frame.at(node))
