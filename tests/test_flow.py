@@ -225,6 +225,87 @@ def test_layers_that_nobody_read_give_what_layers_give_and_operands_of_a_product
     assert found.returned("outside") == only("?")
 
 
+def test_lists_that_grow_hold_what_was_appended(code: Code):
+    found = code("""
+    def of_two(x):
+        parts = [x.half()]
+        parts.append(x.float())
+        return parts[1]
+
+    def of_many(x):
+        parts = []
+        for row in x:
+            parts.append(row.half())
+        return torch.cat(parts)
+
+    def each(x):
+        parts = []
+        if x is not None:
+            parts.append(x.bfloat16())
+        return [part.exp() for part in parts][0]
+
+    def put(x):
+        wide = torch.empty(3)
+        torch.exp(x.half(), out=wide)
+        return wide
+    """)
+    assert found.returned("of_two") == only("float32")
+    assert found.returned("of_many") == only("float16")
+    assert found.returned("each") == only("bfloat16")
+    assert found.returned("put") == only("float16")
+
+
+def test_a_test_of_a_dtype_tells_it_in_its_branch_alone(code: Code):
+    found = code("""
+    def inside(x):
+        if x.dtype == torch.float16:
+            return x * 2
+
+    def gradient(p):
+        if p.dtype == torch.bfloat16 and p.grad is not None:
+            return p.grad
+
+    def beside(x):
+        if x.dtype == torch.float16:
+            pass
+        else:
+            return x * 2
+
+    def behind(x):
+        if x.dtype == torch.float16:
+            y = x + 1
+        return x * 2
+    """)
+    assert found.returned("inside") == only("float16")
+    assert found.returned("gradient") == only("bfloat16")
+    assert found.returned("beside") == only("?")
+    assert found.returned("behind") == only("?")
+
+
+def test_what_branches_of_a_constructor_set_is_either(code: Code):
+    found = code("""
+    class Task(Base):
+        def __init__(self, several):
+            self.decoder = nn.Linear(3, 3)
+            self.scale = 1
+            if several:
+                self.loss = nn.BCELoss()
+            else:
+                self.loss = nn.CrossEntropyLoss()
+            self.scale = 2
+
+        def step(self, x, y):
+            return self.loss(x, y)
+
+        def factor(self):
+            return self.scale
+    """)
+    losses = [e for e in found.events if isinstance(e, Computed)]
+    assert {e.value.op for e in losses} == {"bce", "cross_entropy"}
+    assert {e.scope.kind for e in losses} == {"module"}
+    assert [e.value.constant for e in found.events if isinstance(e, Returned) and e.scope.function == "factor"] == [2]
+
+
 def test_a_region_that_is_off_or_undecided_changes_nothing(code: Code):
     found = code("""
     def off(x, w):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from precisionlint.events import Event
 from precisionlint.source.flow import torch_calls
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Environment, Function, Source, Spent, Spot, instance
-from precisionlint.source.flow.joins import either, element, unpacked
+from precisionlint.source.flow.joins import appended, either, element, unpacked
 from precisionlint.source.flow.ops import names
 from precisionlint.source.flow.python_calls import builtin
 from precisionlint.source.flow.statements import STATEMENTS
@@ -26,10 +26,12 @@ from precisionlint.source.flow.words import (
 from precisionlint.source.root import file_of
 from precisionlint.valueflow import (
     BOOL,
+    HALF,
     INTEGERS,
     NO_OPTIONS,
     NUMBER,
     UNKNOWN,
+    WIDE,
     Called,
     Computed,
     Dtypes,
@@ -85,6 +87,7 @@ class Frame:
         self.quiet = quiet
         self.returned: list[Value] = []
         self.loops = 0
+        self.choices = 0  # of which branches this is one
         self.decorating = False
         self.gone = False  # the path has returned, raised or left its loop
         self.owner: Class | None = None
@@ -184,6 +187,19 @@ class Frame:
             if old is not None and old.op not in ("external", "module", "instance", "file"):
                 self.names[name] = Value("view", (old,), UNKNOWN, old.at, old.name)
 
+    def told(self, test: ast.expr) -> Environment:
+        """The variables whose dtype a test tells for the branch that it leads into: ``x.dtype == torch.float16``."""
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+            return {name: value for part in test.values for name, value in self.told(part).items()}
+        match test:
+            case ast.Compare(
+                left=ast.Attribute(value=ast.Name(name), attr="dtype"), ops=[ast.Eq() | ast.Is()], comparators=[other]
+            ):
+                old, dtypes = self.names.get(name), torch_calls.dtypes_named(self.expr(other))
+                if old is not None and old.op not in NO_TENSOR and dtypes is not None and dtypes <= HALF | WIDE:
+                    return {name: Value("view", (old,), dtypes, old.at, old.name)}
+        return {}
+
     def asks_version(self, test: ast.expr, value: Value) -> bool:
         """Whether a test asks for a version, or for what a module has."""
         by_value = find(value, lambda v: bool(VERSION.search(v.name)), limit=12) if value.inputs or value.name else None
@@ -222,7 +238,7 @@ class Frame:
                 obj = self.expr(target.value)
                 if obj.op == "instance" and obj.ref is not None:
                     old = obj.ref.attributes.get(target.attr)
-                    known = old is not None and self.scope.function not in ("__init__", "setup")
+                    known = self.choices > 0 or self.scope.function not in ("__init__", "setup")
                     if value.op == "parameter" and not value.name:
                         value = Value("parameter", value.inputs, value.dtypes, value.at, target.attr)
                     obj.ref.attributes[target.attr] = either([old, value]) if known and old is not None else value
@@ -361,7 +377,24 @@ class Frame:
         for keyword in node.keywords:
             if keyword.arg is None:
                 options[""] = self.expr(keyword.value)  # what it holds is not known
-        return self.apply(func, args, options, node, starred)
+        value = self.apply(func, args, options, node, starred)
+        self.keep(node, args, value)
+        return value
+
+    def keep(self, node: ast.Call, args: list[Value], value: Value) -> None:
+        """What a call leaves in variables of the function: a member of a list, or a result that ``out=`` says where to put."""
+        match node.func:
+            case ast.Attribute(value=ast.Name(name), attr="append") if name in self.names and len(args) == 1:
+                kept = appended(self.names[name], args[0], self.loops > 0)
+                if kept is not None:
+                    self.names[name] = kept
+        for keyword in node.keywords:
+            if (
+                keyword.arg == "out"
+                and isinstance(keyword.value, ast.Name)
+                and value.op not in ("unknown", "constructed")
+            ):
+                self.names[keyword.value.id] = value
 
     def apply(
         self, func: Value, args: list[Value], options: dict[str, Value], node: ast.Call, starred: bool = False

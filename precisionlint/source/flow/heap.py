@@ -143,7 +143,10 @@ class Class:
             return "test"
         if any(name.endswith((".Module", "Module")) or name.startswith("torch.nn.") for name in self.outside):
             return "module"
-        return "module" if "forward" in self.methods else ""
+        held = (value.name for value in self.attributes.values() if value.op == "module")
+        if self.method("forward") is not None or any(not name.endswith("Loss") for name in held):
+            return "module"
+        return ""
 
     def method(self, name: str) -> Function | None:
         for cls in self.lineage:

@@ -11,6 +11,8 @@ from precisionlint.valueflow import INT64, NUMBER, WEIGHTS, Dtypes, Value
 def either(values: list[Value]) -> Value:
     """One of several values; those that say nothing of a tensor (None) are left out."""
     distinct = list({id(v): v for v in values if not (v.op == "constant" and v.constant is None)}.values())
+    if len(distinct) > 1:  # what a list holds before it is filled says nothing of what it holds
+        distinct = [v for v in distinct if v.op != "tuple" or v.inputs] or distinct[:1]
     if len(distinct) == 1:
         return distinct[0]
     if not distinct:
@@ -36,6 +38,21 @@ def join(environments: list[Environment]) -> Environment:
     return merged
 
 
+LISTED = 8
+"""How many members of a list are told apart."""
+
+
+def appended(held: Value, value: Value, again: bool) -> Value | None:
+    """A list with one more member; None for what is no list. ``again``: it may run any number of times."""
+    lists = held.inputs if held.op == "either" else (held,)
+    if not all(each.op in ("tuple", "many") for each in lists):
+        return None
+    if held.op == "tuple" and not again and len(held.inputs) < LISTED:
+        return Value("tuple", (*held.inputs, value), at=held.at)
+    members = either([*(member for each in lists for member in each.inputs), value])
+    return Value("many", (members,), members.dtypes, held.at)
+
+
 def unpacked(value: Value, index: int, at: Any) -> Value:
     """A part of a value that is unpacked."""
     match value.op:
@@ -59,6 +76,8 @@ def element(value: Value, at: Any) -> Value:
             return either(list(value.inputs)) if value.inputs else NOTHING
         case "many":
             return value.inputs[0]
+        case "either" if all(each.op in ("tuple", "many") for each in value.inputs):
+            return either([element(each, at) for each in value.inputs])
         case "enumerate":
             return Value("tuple", (Value("count", (), NUMBER), element(value.inputs[0], at)))
         case "zip":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.source.flow import definitions
@@ -20,15 +20,20 @@ LOOPS = 3
 """How many loops inside each other are gone through twice."""
 
 
-def branches(frame: Frame, *bodies: list[ast.stmt]) -> int:
-    """Blocks of which one runs: what they leave in the variables is joined. How many of them go on behind."""
+def branches(frame: Frame, *bodies: list[ast.stmt], told: Sequence[Environment] = ()) -> int:
+    """Blocks of which one runs: what they leave in the variables is joined. How many of them go on behind. ``told``: what is known of
+    variables inside each of them alone."""
     before, gone = frame.names, frame.gone
     left: list[Environment] = []
-    for body in bodies:
-        frame.names, frame.gone = dict(before), gone
+    frame.choices += 1
+    for index, body in enumerate(bodies):
+        known = told[index] if index < len(told) else {}
+        frame.names, frame.gone = {**before, **known}, gone
         frame.block(body)
         if not frame.gone:
+            frame.names.update({name: before[name] for name in known if frame.names[name] is known[name]})
             left.append(frame.names)
+    frame.choices -= 1
     merged = join(left) if left else before
     before.clear()
     before.update(merged)
@@ -38,6 +43,7 @@ def branches(frame: Frame, *bodies: list[ast.stmt]) -> int:
 
 def if_(frame: Frame, node: ast.If) -> None:
     bodies: list[list[ast.stmt]] = []
+    told: list[Environment] = []
     scope = frame.scope
     while True:  # a chain of elif is one choice, however long
         frame.narrow(node.test)
@@ -47,6 +53,7 @@ def if_(frame: Frame, node: ast.If) -> None:
         decided = test.op == "constant" and isinstance(test.constant, (bool, type(None))) and frame.depth > 0
         if not decided or test.constant:
             bodies.append(node.body)
+            told.append(frame.told(node.test))
         if decided and test.constant:
             break
         if len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If):
@@ -54,7 +61,7 @@ def if_(frame: Frame, node: ast.If) -> None:
             continue
         bodies.append(node.orelse)
         break
-    if branches(frame, *bodies) == len(bodies):
+    if branches(frame, *bodies, told=told) == len(bodies):
         frame.scope = scope  # where a branch left, the rest is guarded like the others
 
 

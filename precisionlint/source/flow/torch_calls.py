@@ -111,15 +111,20 @@ def module(frame: Frame, made: Value, args: list[Value], node: ast.Call) -> Valu
     )
 
 
-OTHER_THAN_LAYERS = re.compile(r"rop[eE]|rot|pos|freq|emb|loss|crit|mask|quant|metric|proc|token|sched", re.I)
+LAYERS = re.compile(r"conv|linear|proj|dense|\bfc|act|norm|layer|block|mlp|qkv|gate|head", re.I)
+"""What the layers of a network are called."""
+OTHERS = re.compile(r"rope|rotary|pos|freq|emb|loss|crit|mask|quant|metric|proc|token|sched|spec|resampl|extract", re.I)
 """What returns something else than activations in the dtype of what it is given, or need not."""
 
 
 def built_layer(frame: Frame, made: Value, args: list[Value], node: ast.Call) -> Value:
-    """A call of what a function nobody read, or a class that was passed in, has built for a module: a layer by the looks of it."""
+    """A call of what a function nobody read, or a class that was passed in, has built for a module: a layer by its name."""
     name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    called = f"{name} {made.name.rpartition('.')[2]}"
     follows = bool(args) and may_be_half(args[0].dtypes)
-    if frame.scope.kind != "module" or not follows or OTHER_THAN_LAYERS.search(f"{name} {made.name}"):
+    if frame.scope.kind != "module" or not follows or OTHERS.search(called):
+        return NOTHING
+    if made.op == "constructed" and not LAYERS.search(called):
         return NOTHING
     dtypes = lifted(args[0].dtypes) if "norm" in name.lower() else frozenset({"~layer()"})
     return Value("layer", tuple(args), UNKNOWN if asks_for_wide(frame.scope) else dtypes, frame.at(node), name)
@@ -133,7 +138,8 @@ def attribute(frame: Frame, obj: Value, name: str, node: ast.AST) -> Value:
     if name in SIZES:
         return Value("size", (obj,), NUMBER, at, name)
     if name == "grad":
-        return Value("gradient", (obj,), WEIGHTS, at, "grad")
+        known = obj.dtypes <= HALF | WIDE  # as where its weight was asked for its dtype
+        return Value("gradient", (obj,), obj.dtypes if known else WEIGHTS, at, "grad")
     if name in ("T", "mT", "H", "mH", "data"):
         return Value("view", (obj,), obj.dtypes, at, name)
     if name in ("min", "max", "eps", "tiny", "smallest_normal", "resolution") and obj.op in ("finfo", "iinfo"):
@@ -205,7 +211,10 @@ def compute(frame: Frame, name: str, inputs: list[Value], options: dict[str, Val
     if name in ops.INDEX_OPS and inputs:
         return Value("index", tuple(inputs), own, at, name)
     if name in ops.STACKS:
-        parts = inputs[0].inputs if inputs and inputs[0].op in ("tuple", "many") else tuple(inputs[:1])
+        lists = tuple(inputs[:1])
+        if lists and lists[0].op == "either":
+            lists = lists[0].inputs
+        parts = tuple(part for each in lists for part in (each.inputs if each.op in ("tuple", "many") else (each,)))
         return Value("stack", parts, promote_values(parts), at, name)
     if name == "_int_mm" and inputs:
         return frame.made("matmul", inputs, INT32, node, name, options)
