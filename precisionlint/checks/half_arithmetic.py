@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
-from precisionlint.findings import Severity
+from precisionlint.findings import Confidence, Severity
 from precisionlint.valueflow import (
     Computed,
     Dtypes,
@@ -42,12 +42,20 @@ SERVING = re.compile(
 )
 
 
-def grade(dtypes: Dtypes, scope: Scope) -> str | None:
+def grade(dtypes: Dtypes, scope: Scope) -> Confidence | None:
     """``"certain"`` or ``"likely"`` where a value is or may be half, else None. Who disables autocast around an op has thought of its dtypes:
     there only what is known counts."""
     if known_half(dtypes):
         return "certain"
     return "likely" if may_be_half(dtypes) and scope.enabled is not False else None
+
+
+def unless_handed_in(how: Confidence | None, value: Value, scope: Scope) -> Confidence | None:
+    """The grade of what an autograd.Function makes of its arguments where no call of it was read: its callers cast them, or do not."""
+    if how != "likely" or scope.kind not in ("forward", "backward"):
+        return how
+    names = {atom[1:] for atom in value.dtypes}
+    return "possible" if find(value, lambda v: v.op == "input" and v.name in names, limit=40) is not None else how
 
 
 def trains(scope: Scope) -> bool:
@@ -88,7 +96,7 @@ def likely_of(dtypes: Dtypes) -> str:
 def hit(
     rule: str,
     value: Value,
-    grade_: str,
+    grade_: Confidence,
     message: str,
     needs: tuple[Shows, ...],
     trace: tuple[Seen, ...] = (),
@@ -98,9 +106,7 @@ def hit(
     """A finding at a value; what is certain needs nothing but a program that trains."""
     if grade_ == "certain":
         needs = tuple(need for need in needs if need is TRAINING)
-    return Hit(
-        rule, value.at, message, trace, severity, "certain" if grade_ == "certain" else "likely", needs=needs, fix=fix
-    )
+    return Hit(rule, value.at, message, trace, severity, grade_, needs=needs, fix=fix)
 
 
 def operand_of_square(value: Value) -> Value | None:
@@ -248,6 +254,18 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
                 f"up to 0.06 at values of 10; give it fp32 ({'dtype=torch.float32' if lifted else '.float()'})",
                 (TRAINING, shown_by(value.dtypes)),
             )
+    elif value.op == "log" and value.inputs and (total := sum_of_exp(value.inputs[0])) is not None:
+        how = unless_handed_in(grade(total.dtypes, event.scope), total, event.scope)
+        if how is not None:
+            yield hit(
+                "softmax-in-half",
+                total,
+                how,
+                f"a logsumexp written by hand in {kept_in(how, total.dtypes)}: the sum of the exponentials is rounded before its log, and "
+                "in fp16 it is inf above 65504; take torch.logsumexp of fp32",
+                (TRAINING, shown_by(total.dtypes)),
+                (Seen(value.at, "its log"),),
+            )
     elif value.op in ("log", "topk", "argmax") and value.inputs:
         soft = next((source for source in sources(value.inputs[0]) if source.op == "softmax"), None)
         how = grade(soft.dtypes, event.scope) if soft is not None else None
@@ -271,8 +289,8 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
         if top is None:
             return
         total = next((s for s in sources(value.inputs[1], frozenset({"view", "either", "add"})) if s.op == "sum"), None)
-        how = grade(top.dtypes, event.scope)
-        if total is None or how is None or not any(same(s, top) for s in sources(total.inputs[0])):
+        how = unless_handed_in(grade(top.dtypes, event.scope), top, event.scope)
+        if total is None or how is None or not any(of_one(top, s) for s in sources(total.inputs[0])):
             return
         yield hit(
             "softmax-in-half",
@@ -285,6 +303,25 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
         )
 
 
+def sum_of_exp(value: Value) -> Value | None:
+    """The sum of exponentials that a value is, with a small number beside it or without."""
+    for source in sources(value, frozenset({"view", "either", "add", "clamp"})):
+        if source.op == "sum" and any(inner.op == "exp" for inner in sources(source.inputs[0])):
+            return source
+    return None
+
+
+def of_one(top: Value, summed: Value) -> bool:
+    """Whether what is summed is an exp itself, or one of the values that the exp was picked from."""
+    if same(summed, top):
+        return True
+    if summed.op != "exp":
+        return False
+    bases = list(sources(summed.inputs[0]))
+    return find(top.inputs[0], lambda v: any(v is base for base in bases), lambda v: v.op in PRODUCTS, 24) is not None
+
+
+PRODUCTS = frozenset({"matmul", "linear", "layer"})
 DECAY = re.compile(r"[Aa]_?log|decay|dt_bias|log_(?:a|lambda|dt|step)|lambda")
 
 
@@ -314,13 +351,14 @@ def exp_in_half(state: None, event: Computed) -> Iterator[Any]:
 # -- positions
 
 
+FREQUENCIES = re.compile(r"inv_?freq|^freqs?$|frequenc")
+
+
 def frequencies(value: Value) -> Value | None:
     """The inverse frequencies in a value: by their formula (one over a power of positions) or by their name."""
 
     def wanted(v: Value) -> bool:
-        if v.op in ("buffer", "parameter", "input", "attribute", "unknown") and re.search(
-            r"inv_?freq|^freqs?$", v.name
-        ):
+        if v.op in ("buffer", "parameter", "input", "attribute", "unknown", "view") and FREQUENCIES.search(v.name):
             return True
         if v.op == "div" and len(v.inputs) == 2 and number(v.inputs[0]) == 1.0:
             return any(
@@ -446,45 +484,5 @@ def half_arange(state: None, event: Computed) -> Iterator[Any]:
         fix=Remedy(
             (Change("argument", value.at, "dtype", "torch.float32"),),
             "what is computed from the positions becomes fp32",
-        ),
-    )
-
-
-# -- gradients
-
-
-@FAMILY.rule("half-gradient-norm", Computed)
-def half_gradient_norm(state: None, event: Computed) -> Iterator[Any]:
-    value = event.value
-    if event.scope.kind == "test" or not value.inputs or value.op not in ("norm", "sum"):
-        return
-    if "dtype" in value.options:
-        return
-    inner: Value | None = value.inputs[0]
-    square: Value | None = None
-    if value.op == "sum":
-        square = next((s for s in sources(value.inputs[0]) if operand_of_square(s) is not None), None)
-        inner = operand_of_square(square) if square is not None else None
-    if inner is None:
-        return
-    gradient = next((s for s in sources(inner) if s.op == "gradient"), None)
-    how = grade(value.dtypes, event.scope)
-    if gradient is None or how is None:
-        return
-    yield hit(
-        "half-gradient-norm",
-        value,
-        how,
-        "the norm of gradients is kept in their own dtype: with half weights fp16 is inf above 65504 and bf16 has steps of 1/256, and the clip that "
-        "follows takes it as it is; give it dtype=torch.float32",
-        (TRAINING, Shows("half gradients")),
-        # A dtype for the sum of squares would come too late: fp16 overflows where they are squared.
-        fix=Remedy(
-            (
-                Change("argument", value.at, "dtype", "torch.float32")
-                if square is None
-                else Change("operands", square.at, text="{}.float()"),
-            ),
-            "the norm becomes fp32",
         ),
     )

@@ -10,23 +10,17 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
+from precisionlint.checks.base import Automaton, Family, Seen
 from precisionlint.checks.half_arithmetic import (
-    AUTOCAST,
-    FP16,
     INFERENCE,
     TRAINING,
     grade,
     hit,
     kept_in,
-    likely_of,
     short,
     trains,
 )
 from precisionlint.valueflow import (
-    HALF_LAYERS,
-    INTEGERS,
-    NUMBER,
     Computed,
     Scope,
     Shows,
@@ -34,9 +28,7 @@ from precisionlint.valueflow import (
     constant,
     find,
     known_half,
-    may_be_half,
     number,
-    same,
     shown_by,
     sources,
 )
@@ -45,68 +37,6 @@ FAMILY = Family(Automaton("half-limits", None, lambda state, event: state))
 
 
 # -- constants that a half dtype cannot hold
-
-
-FP16_MAX = 65504.0
-FILLS = {"masked_fill": ("value", 2), "index_fill": ("value", 3), "full_like": ("fill_value", 1), "fill_": ("value", 1),
-         "new_full": ("fill_value", 2), "pad": ("value", 3)}  # fmt: skip
-"""Ops that put one number into a tensor, and raise where its dtype does not hold it: the number's keyword and position."""
-SCORES = re.compile(r"scores?$|attn|attention|energy|logits?$")
-
-
-@FAMILY.rule("mask-constant-overflow", Computed)
-def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
-    value = event.value
-    if value.op not in FILLS or not value.inputs:
-        return
-    filled, constant = value.inputs[0], number(value.option(*FILLS[value.op]))
-    if constant is None or not FP16_MAX < abs(constant) < float("inf"):
-        return
-    known = "float16" in filled.dtypes
-    scores = find(filled, made_scores, lambda v: v.op in ("cast", "softmax", "layer"), 24)
-    if not known and scores is None:
-        return
-    needs: tuple[Shows, ...] = () if known else (FP16,)
-    if not known and not may_be_half(filled.dtypes):
-        # What a matmul gives is half under autocast, whatever it is given.
-        if event.scope.enabled is not None or not scaled_product(filled):
-            return
-        needs = (FP16, AUTOCAST)
-    yield Hit(
-        "mask-constant-overflow",
-        value.at,
-        f"{constant:g} does not fit fp16 (at most 65504): {value.op} raises on scores in fp16; torch.finfo(scores.dtype).min or -inf fits any dtype",
-        (Seen(scores.at, "the scores, in half wherever fp16 autocast or fp16 weights reach"),)
-        if scores is not None
-        else (),
-        confidence="certain" if known else "likely",
-        needs=needs,
-        # The constant stays wherever it fits: the least number instead of it may become -inf where masks are added up.
-        fix=Remedy((Change("argument", value.at, "value@1", fitting(constant)),))
-        if value.op == "masked_fill"
-        else None,
-    )
-
-
-def scaled_product(value: Value) -> bool:
-    """Whether a value is a matmul's result, or that by a number."""
-    for source in sources(value):
-        if source.op in ("mul", "div") and len(source.inputs) == 2 and source.inputs[1].dtypes == NUMBER:
-            return scaled_product(source.inputs[0])
-        return source.op == "matmul"
-    return False
-
-
-def made_scores(value: Value) -> bool:
-    """Whether a value is scores: a product, what a layer gives that computes one, or what a function is given under such a name."""
-    if value.op == "input":
-        return bool(SCORES.search(value.name))
-    return value.op in ("matmul", "linear") or (value.op == "layer" and value.name in HALF_LAYERS)
-
-
-def fitting(constant: float) -> str:
-    """A constant, or the number of the tensor's dtype that is nearest to it."""
-    return "max({}, torch.finfo({tensor}.dtype).min)" if constant < 0 else "min({}, torch.finfo({tensor}.dtype).max)"
 
 
 @FAMILY.rule("one-minus-epsilon", Computed)
@@ -218,98 +148,6 @@ def from_zero(value: Value) -> bool:
         low = value.option("from", 1)
         return low is None or number(low) == 0.0
     return value.op in ("rand", "rand_like")
-
-
-# -- products that are scaled too late
-
-
-SHOWN = frozenset({"view", "either", "index", "attribute", "cast"})
-"""What shows a product again: a cast of what has overflowed comes too late."""
-BOUNDED = frozenset({"softmax", "sigmoid", "tanh", "normalize", "layer_norm", "rms_norm", "norm", "mul", "div"})
-"""What keeps the operands of a product small, or scales them before it."""
-
-
-@FAMILY.rule("scale-after-matmul", Computed)
-def scale_after_matmul(state: None, event: Computed) -> Iterator[Any]:
-    """A product that has to fit fp16 before it is scaled down."""
-    value, scope = event.value, event.scope
-    if scope.kind == "test" or not value.inputs:
-        return
-    if value.op in ("mul", "div") and len(value.inputs) == 2:
-        yield from dequantised(value, scope)
-        if value.op == "div":
-            yield from normalised_last(value, scope)
-
-
-def dequantised(value: Value, scope: Scope) -> Iterator[Any]:
-    """``torch._int_mm(a, b) * scales``: sums of int8 products, which become half before they are scaled."""
-    for product, factor in (value.inputs, value.inputs[::-1]):
-        total = matmul_of(product, SHOWN - {"cast"})
-        if total is None or not total.dtypes <= INTEGERS or not product.dtypes <= INTEGERS:
-            continue
-        known = "float16" in factor.dtypes
-        if known or (may_be_half(factor.dtypes) and scope.enabled is not False):
-            yield Hit(
-                "scale-after-matmul",
-                value.at,
-                f"sums of integer products are cast to the dtype of {'the fp16 scales' if known else likely_of(factor.dtypes)} before they are "
-                "scaled: 5 products of int8 can be above 65504, which is inf in fp16; multiply in fp32 and cast the result",
-                (Seen(total.at, "the integer product"),),
-                confidence="certain" if known else "likely",
-                needs=() if known else (Shows("fp16"),),
-            )
-            return
-
-
-def normalised_last(value: Value, scope: Scope) -> Iterator[Any]:
-    """``q @ (k.T @ v) / (q @ k.sum())``: attention without a softmax, whose two sums grow with the length of the sequence."""
-    above = matmul_of(value.inputs[0])
-    below = matmul_of(value.inputs[1], SHOWN | {"add", "clamp"})
-    if above is None or below is None or matmul_within(above) is None or bounded(above) or bounded(below):
-        return
-    how = grade(above.dtypes, scope)
-    if how is None or (how == "certain" and "float16" not in above.dtypes):
-        return
-    if above is not below and not any(same(a, b) for a in above.inputs for b in below.inputs):
-        return
-    yield hit(
-        "scale-after-matmul",
-        value,
-        how,
-        f"both sums of this attention are stored in {fp16_of(how, above)} and divided afterwards: they grow with the sequence, fp16 is inf above "
-        "65504, and inf by inf is NaN; take both products in fp32, with autocast disabled",
-        (TRAINING, Shows("fp16")),
-        (Seen(above.at, "the sum over all positions"),),
-    )
-
-
-def matmul_of(value: Value, through: frozenset[str] = SHOWN) -> Value | None:
-    return next((source for source in sources(value, through) if source.op == "matmul"), None)
-
-
-def matmul_within(product: Value) -> Value | None:
-    """The product that is an operand of another."""
-    return next((inner for each in product.inputs if (inner := matmul_of(each)) is not None), None)
-
-
-def bounded(product: Value) -> bool:
-    """Whether an operand of a product was scaled or normalised first."""
-
-    def scaled(value: Value) -> bool:
-        return value.op in BOUNDED and value.dtypes != NUMBER  # the products of sizes in a reshape are none
-
-    def stop(value: Value) -> bool:
-        return value.op in FRESH or value.dtypes == NUMBER
-
-    return any(find(each, scaled, stop, 16) is not None for each in product.inputs)
-
-
-FRESH = frozenset({"linear", "layer", "relu", "gelu", "exp"})
-"""What gives values of any size, whatever was done before."""
-
-
-def fp16_of(how: str, value: Value) -> str:
-    return "fp16" if how == "certain" else f"the dtype of {likely_of(value.dtypes)}"
 
 
 # -- logits and routers

@@ -31,6 +31,7 @@ from precisionlint.valueflow import (
     NO_OPTIONS,
     NUMBER,
     UNKNOWN,
+    VIEWS,
     WIDE,
     Called,
     Computed,
@@ -42,6 +43,7 @@ from precisionlint.valueflow import (
     constant,
     find,
     promote_values,
+    sources,
 )
 
 if TYPE_CHECKING:
@@ -416,6 +418,10 @@ class Frame:
                 return builtin(self, func.name, args, node)
             case "module":
                 return torch_calls.module(self, func, args, node)
+            case "cast" | "view" if func.name not in ("data", "T"):
+                # A model that was moved or cast: it may widen what it gives, and follows its weights.
+                held = next(sources(func, VIEWS | {"cast"}))
+                return Value("layer", tuple(args), frozenset({f"~{held.name}()"}), self.at(node), held.name)
             case "attribute" | "view" | "size" | "gradient" if func.inputs:
                 return torch_calls.method(self, func.inputs[0], func.name, args, options, node)
             case "unknown" if isinstance(func.ref, tuple):
