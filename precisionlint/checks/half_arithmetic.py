@@ -465,12 +465,11 @@ def half_arange(state: None, event: Computed) -> Iterator[Any]:
     open_ended = any(number(v) is None for v in value.inputs)
     if how is None or (not open_ended and (bound or 0) <= 256):
         return
-    if how == "likely" and (
-        "~weights" in value.dtypes or not PLACES.search(f"{event.scope.owner} {event.scope.function}")
-    ):
+    follows = how == "likely" or value.options["dtype"].op == "dtype_of"
+    if follows and ("~weights" in value.dtypes or not PLACES.search(f"{event.scope.owner} {event.scope.function}")):
         return  # levels, bins and the like are few; positions in the dtype of frequencies are half-rope
     end = value.inputs[-1 if len(value.inputs) < 2 else 1]
-    if how == "likely" and (
+    if follows and (
         number(value.option("step", 2)) == 2 or find(end, lambda v: bool(CHANNELS.search(v.name)), limit=6)
     ):
         return  # one number a channel: exponents of frequencies, few
