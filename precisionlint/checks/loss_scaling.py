@@ -374,16 +374,19 @@ def fp16_without_scaler(ledger: Ledger, event: Backward | ScalerMade | LossScale
     )
 
 
-@FAMILY.rule("scaler-rebuilt-in-loop", ScalerMade)
-def scaler_rebuilt_in_loop(ledger: Ledger, event: ScalerMade) -> Iterator[Any]:
+@FAMILY.rule("scaler-rebuilt-in-loop", Step)
+def scaler_rebuilt_in_loop(ledger: Ledger, event: Step) -> Iterator[Any]:
     for m in ledger.made:
-        if m.scaler == event.scaler and m.used:
+        if m.scaler == event.via and event.optimizer in m.before:
             yield Hit(
                 "scaler-rebuilt-in-loop",
-                event.at,
+                m.seen.at,
                 "a new scaler is made each time round although the optimizer goes on: the scale starts again at 65536, and the first "
                 "steps after it are skipped until it has settled",
-                (seen(event, "made again, after the one made here before has stepped"),),
+                (
+                    Seen(m.seen.at, "made again, after the one made here before has stepped", m.seen.when),
+                    seen(event, f"steps '{event.optimizer.name}', which the one before has stepped as well"),
+                ),
             )
 
 

@@ -80,12 +80,17 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A scaler and how it was made; ``used`` once something stepped through it."""
+    """A scaler and how it was made.
+
+    ``stepped``: the optimizers that stepped through it; ``before``: those that stepped through one that was made at the same place
+    earlier, and that go on.
+    """
 
     scaler: Named
     cls: str
-    used: bool
+    stepped: frozenset[Named]
     seen: Seen = field(compare=False)
+    before: frozenset[Named] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +209,10 @@ def after_step(ledger: Ledger, event: Step) -> Ledger:
         return replace(ledger, plain=None, is_plain=False, partial=frozenset())
     here = seen(event, f"'{event.via.name}' steps '{event.optimizer.name}'")
     others = frozenset(p for p in ledger.progress if (p.scaler, p.optimizer) != (event.via, event.optimizer))
-    made = frozenset(replace(m, used=True) if m.scaler == event.via else m for m in ledger.made)
+    made = frozenset(
+        replace(m, stepped=m.stepped | {event.optimizer}, before=frozenset()) if m.scaler == event.via else m
+        for m in ledger.made
+    )
     return replace(
         ledger,
         progress=others | {Progress(event.via, event.optimizer, "stepped", False, here)},
@@ -246,10 +254,11 @@ def after_made(ledger: Ledger, event: ScalerMade) -> Ledger:
     if event.enabled == Known(False):
         return ledger
     made = frozenset(m for m in ledger.made if m.scaler != event.scaler)
+    before = frozenset(optimizer for m in ledger.made - made for optimizer in m.stepped | m.before)
     here = seen(event, f"{event.cls.rpartition('.')[2]} made here")
     return replace(
         ledger,
-        made=made | {Made(event.scaler, event.cls, False, here)},
+        made=made | {Made(event.scaler, event.cls, frozenset(), here, before)},
         progress=frozenset(p for p in ledger.progress if p.scaler != event.scaler),
         pending=frozenset(p for p in ledger.pending if p.scaler != event.scaler),
     )
@@ -258,12 +267,15 @@ def after_made(ledger: Ledger, event: ScalerMade) -> Ledger:
 def after_owns(ledger: Ledger, event: Owns) -> Ledger:
     owns = frozenset(o for o in ledger.owns if o.optimizer != event.optimizer)
     here = seen(event, f"{event.cls.rpartition('.')[2]} over these weights")
-    # A new optimizer starts a new training run: what was used before it belongs to the run before.
-    made = frozenset(replace(m, used=False) for m in ledger.made)
+    # A new optimizer starts a new training run: what stepped, and what stood scaled before it, belongs to the run before.
+    made = frozenset(replace(m, stepped=frozenset(), before=frozenset()) for m in ledger.made)
     return replace(
         ledger,
         owns=owns | {Own(event.optimizer, event.weights, event.cls, ("fused", True) in event.settings, here)},
         made=made,
+        pending=frozenset(),
+        plain=None,
+        is_plain=False,
     )
 
 
@@ -282,8 +294,12 @@ def after_lost(ledger: Ledger, event: Lost) -> Ledger:
 
 
 def after_renewed(ledger: Ledger, event: Renewed) -> Ledger:
+    def kept(optimizers: frozenset[Named]) -> frozenset[Named]:
+        return frozenset(one for one in optimizers if one.id != event.object)
+
     return replace(
         ledger,
+        made=frozenset(replace(m, stepped=kept(m.stepped), before=kept(m.before)) for m in ledger.made),
         progress=frozenset(p for p in ledger.progress if event.object not in (p.optimizer.id, p.scaler.id)),
         pending=frozenset(p for p in ledger.pending if p.scaler.id != event.object),
         waiting=frozenset(w for w in ledger.waiting if w.scaler.id != event.object),

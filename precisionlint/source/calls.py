@@ -165,7 +165,7 @@ def call_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state:
     key = repeats.key_of(it, func, args, instr, state)
     if key is None:
         return follow(it, func, args, instr, state)
-    known = repeats.replay(it, key, state)
+    known = repeats.replay(it, key, instr, state)
     if known is not None:
         return known
     before = repeats.Before(key, state.fork(), it.events)

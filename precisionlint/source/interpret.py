@@ -178,10 +178,14 @@ class Interpreter:
             sources: frozenset[Sym] = frozenset()
             sym = self.intern(key, text, flow, sources, of)
         else:
-            state.renew(sym)
-            for known in [i for i in self.event_ids if isinstance(i, Sym) and (i is sym or sym in i.sources)]:
-                self.emit(state, Renewed(self.where(state, node), (), known))
+            self.renew(state, node, sym)
         return sym
+
+    def renew(self, state: State, node: Any, sym: Sym) -> None:
+        """A symbol stands for another value from here on."""
+        state.renew(sym)
+        for known in [i for i in self.event_ids if isinstance(i, Sym) and (i is sym or sym in i.sources)]:
+            self.emit(state, Renewed(self.where(state, node), (), known))
 
     def roots(self, sym: Sym) -> frozenset[Any]:
         """What a symbol is made from, itself among it."""

@@ -37,7 +37,7 @@ class Before:
     events: int
 
 
-def replay(it: Interpreter, key: Any, state: State) -> list[tuple[State, Value]] | None:
+def replay(it: Interpreter, key: Any, instr: p.Call, state: State) -> list[tuple[State, Value]] | None:
     """What a call gives that was followed before, or None where it has to be followed."""
     known, verdict = it.repeats.get(key, (None, None))
     if known is None or verdict not in (None, state.verdict):
@@ -50,7 +50,7 @@ def replay(it: Interpreter, key: Any, state: State) -> list[tuple[State, Value]]
         path.facts.update((sym, after) for sym, (_, after) in one.decided.items())
         for sym in symbols(one.value):
             if sym.key[0] == "site" and sym not in one.decided:
-                path.renew(sym)
+                it.renew(path, instr.at, sym)
         results.append((path, one.value))
     return results
 
