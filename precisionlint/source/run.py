@@ -30,7 +30,9 @@ from precisionlint.valueflow import Defined, Shows
 if TYPE_CHECKING:
     from precisionlint.reader import Totals
 
-CONFIGURATION = re.compile(r"(?:not )?[\w.\[\]'\"]+(?: (?:==|!=|is|is not|in|not in|<|<=|>|>=) [\w.'\"\[\]-]+)?$")
+CONFIGURATION = re.compile(
+    r"(?:not )?[\w.\[\]'\"]+(?:\.get\(['\"][\w.-]+['\"]\))?(?: (?:==|!=|is|is not|in|not in|<|<=|>|>=) [\w.'\"\[\]-]+)?$"
+)
 """A branch that a reader would call a configuration: a name, or a name held against a name or constant."""
 PASSING = re.compile(
     r"__name__|\b(?:global_|cur_|train_)?(?:steps?|epochs?|i|j|k|n|p|idx|index|it|iters?|iteration|i_iter|batch_idx|batch|grad|ndim|rank|name|param)\b"

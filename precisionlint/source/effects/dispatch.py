@@ -12,6 +12,7 @@ from precisionlint.source.effects.common import (
     SCHEDULER_NAME,
     Outcome,
     argument,
+    is_model,
     is_optimizer,
     is_scaler,
     one,
@@ -112,6 +113,7 @@ from precisionlint.source.values import (
     Sym,
     Tensors,
     Value,
+    flow_of,
     text_of,
 )
 
@@ -269,6 +271,11 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
             receiver
         ):  # whoever owns a scaler may step and update it in a method that is not read
             it.emit(state, Lost(it.where(state, instr.at), (), scaler))
+    if looks_up(receiver, name, args) and not is_model(it, state, receiver):
+        key = args[0][1]
+        return one(
+            state, it.derived(("pure", "get", receiver, key), f"{text_of(receiver)}.get({text_of(key)})", (receiver,))
+        )
     callee = Method(receiver, name)
     hidden = receiver if isinstance(receiver, Obj) and hides_scaler(it, state, receiver) else None
     outcome = call_unknown(it, state, instr, callee, args, hidden)
@@ -276,6 +283,19 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
         flow = receiver.flow
         return [(s, carry(it, s, instr, v, flow)) for s, v in outcome]
     return outcome
+
+
+def looks_up(receiver: Value, name: str, args: Args) -> bool:
+    """``config.get("name")`` of something unknown: like ``config["name"]``, the same each time until the config is another."""
+    return (
+        name == "get"
+        and isinstance(receiver, Sym)
+        and receiver.flow is PLAIN
+        and 1 <= len(args) <= 2
+        and isinstance(args[0][1], Const)
+        and all(keyword in (None, "default") for keyword, _ in args)
+        and not any(flow_of(value) is not PLAIN for _, value in args)
+    )
 
 
 ENGINE_METHODS = {**ENGINES, **TRAINERS}
