@@ -26,7 +26,7 @@ from precisionlint.kernels.outcome import (
     Verification,
     Violation,
 )
-from precisionlint.kernels.workers import answers
+from precisionlint.kernels.workers import LIMIT, answers
 
 Progress = Callable[[str, str], None]
 """Told of each kernel and case before it runs."""
@@ -56,6 +56,7 @@ def verify(
     targets: Sequence[str] = ("sm_90",),
     kernels: Sequence[str] | None = None,
     deep: bool = False,
+    limit: float = LIMIT,
     progress: Progress | None = None,
 ) -> Verification:
     """Holds a launcher against a contract, all launchers of a module against those that they declare, or the bundled ones.
@@ -63,8 +64,9 @@ def verify(
     `launcher` is MODULE:LAUNCHER, FILE.py:LAUNCHER, MODULE or FILE.py; without `contract`, what `precisionlint.contract`
     declared counts. `options` are the contract's, by name, and stand above declared ones; `targets` are those of the mode
     'compile' (TARGETS); `kernels` limits a run of the bundled ones to these names; `deep` draws inputs by hypothesis as
-    well. `modes` are all that can run here unless they are named. A launcher that cannot be loaded, an unknown contract
-    or option, a named mode that cannot run here, and a worker that dies are errors of the result; nothing raises.
+    well; `limit` is the seconds that one input may take. `modes` are all that can run here unless they are named. A
+    launcher that cannot be loaded, dies or does not return, an unknown contract or option, and a named mode that cannot
+    run here are errors of the result; the other launchers are verified all the same, and nothing raises.
     """
     if missing := _missing(deep):
         return Verification((), (), (missing,))
@@ -89,7 +91,7 @@ def verify(
         }
         placed: list[tuple[int, Outcome | Compiled]] = []
         before = len(measured)
-        for message in answers(request, shared=launcher is None and mode != "native"):
+        for message in answers(request, shared=launcher is None and mode != "native", limit=limit):
             if "case" in message and progress is not None:
                 progress(message["kernel"], message["case"])
             elif "outcome" in message:
@@ -118,17 +120,18 @@ def verify(
     return Verification(tuple(outcomes), tuple(unchecked), tuple(errors), tuple(compiled), figures)
 
 
-def prove(*, kernels: Sequence[str] | None = None, progress: Progress | None = None) -> Proofs:
+def prove(*, kernels: Sequence[str] | None = None, limit: float = LIMIT, progress: Progress | None = None) -> Proofs:
     """Verifies the verifier: kernels with planted faults must be caught, correct ones in other styles must not.
 
-    `kernels` limits the run to planted kernels of these names. Runs in the interpreter.
+    `kernels` limits the run to planted kernels of these names, `limit` is the seconds that one may take. Runs in the
+    interpreter.
     """
     if missing := _missing():
         return Proofs((), (missing,))
     proofs: list[tuple[int, Proof]] = []
     errors: list[str] = []
     names = None if kernels is None else list(kernels)
-    for message in answers({"mode": "interpret", "faults": True, "kernels": names}, shared=True):
+    for message in answers({"mode": "interpret", "faults": True, "kernels": names}, shared=True, limit=limit):
         if "case" in message and progress is not None:
             progress(message["kernel"], message["case"])
         elif "proof" in message:
@@ -142,6 +145,8 @@ def prove(*, kernels: Sequence[str] | None = None, progress: Progress | None = N
 def _missing(deep: bool = False) -> str:
     needed = ("torch", "triton", "hypothesis") if deep else ("torch", "triton")
     missing = [name for name in needed if find_spec(name) is None]
+    if "triton" in missing and sys.platform != "linux":
+        return f"verify needs triton, which is published for Linux alone, and this is {sys.platform}"
     return f"verify needs {' and '.join(missing)}: pip install 'precisionlint[verify]'" if missing else ""
 
 
@@ -176,6 +181,7 @@ def _outcome(fields: dict[str, Any]) -> Outcome:
             each["case"],
             tuple(Violation(**{**clause, "index": tuple(clause["index"])}) for clause in each["violations"]),
             each["seconds"],
+            tuple(each["leave_out"]),
         )
         for each in fields["tried"]
     ]

@@ -13,7 +13,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "verify",
         help="hold Triton FP8 kernels against reference numerics",
         description="Runs a launcher, or the bundled kernels, on inputs that are hard and judges each number returned.",
-        epilog="exit codes: 0 all contracts kept, 1 one broken, 2 wrong usage, or something could not be run",
+        epilog="exit codes: 0 all contracts kept, 1 one broken, 2 wrong usage, or a kernel could not be run or judged",
         allow_abbrev=False,
     )
     verify.add_argument(
@@ -56,6 +56,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="draw inputs by hypothesis as well, and shrink one that breaks a contract",
     )
     verify.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=300.0,
+        help="how long one input, or one compilation, may take (default: 300)",
+    )
+    verify.add_argument(
         "--faults", action="store_true", help="verify the verifier: kernels with planted faults, which it must catch"
     )
     verify.add_argument("--contracts", action="store_true", help="list the contracts with their launchers and options")
@@ -70,6 +77,16 @@ def _target(text: str) -> str:
     if text not in TARGETS:
         raise argparse.ArgumentTypeError(f"'{text}' is none of {', '.join(TARGETS)}")
     return text
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds")
+    return seconds
 
 
 def _option(text: str) -> tuple[str, str]:
@@ -87,7 +104,7 @@ def run(options: argparse.Namespace) -> Outcome:
         return Outcome(0, describe_contracts())
     progress = verified.progress_line(sys.stderr)
     if options.faults:
-        proofs = prove(progress=progress)
+        proofs = prove(limit=options.timeout, progress=progress)
         for error in proofs.errors:
             complain(error)
         as_json = options.format == "json"
@@ -105,6 +122,7 @@ def run(options: argparse.Namespace) -> Outcome:
         modes=options.mode,
         targets=options.target or ["sm_90"],
         deep=options.deep,
+        limit=options.timeout,
         progress=progress,
     )
     for error in verification.errors:

@@ -57,7 +57,7 @@ def launches(launch: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[Launc
     with _catching(caught):
         try:
             launch(*inputs)
-        except Exception:
+        except BaseException:
             if not caught:
                 raise
     return tuple(caught)
@@ -71,7 +71,7 @@ def compile_for(launch: Launch, target: str) -> Compiled:
 
     function = launch.function
     start = time.perf_counter()
-    signature, constants, attributes = _specialised(function, launch.arguments)
+    signature, constants, attributes = specialised(function, launch.arguments)
     try:
         built = triton.compile(
             ASTSource(function, signature, constants, attributes),
@@ -162,7 +162,7 @@ def _catching(caught: list[Launch]) -> Iterator[None]:
         JITFunction.run, Autotuner.run = before
 
 
-def _specialised(function: Any, arguments: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any], dict[Any, Any]]:
+def specialised(function: Any, arguments: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any], dict[Any, Any]]:
     """The signature, constants and attributes that triton's launcher would choose for these arguments.
 
     Integers that are 1 become constants; pointers and integers that 16 divides are marked so, without which figures of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -40,6 +40,9 @@ most 2u of the number. reciprocal: x times an inverse that was computed on its o
 the stored scale is amax / maximum: two div.full (4u each), one product (u), and their products of second order (less
 than 0.25u together).
 """
+
+LARGEST_FLOOR = 1e-4
+"""The largest scale that may come from a floor, for a hint: 1e-2 over E2M1's maximum is above those in use."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,20 @@ def scales_of_blocks(amax: Tensor, sound: Tensor, scales: Tensor, scaling: Scali
         within &= (scales == 0) | (torch.frexp(scales).mantissa == 0.5)
     within |= ~sound & (~torch.isfinite(scales) | (scales >= low))
     excess = torch.maximum(scales - high, low - scales).abs() / exact.clamp(min=FP32.smallest)
-    return first_of(~within, "scale", scales, (low, high), excess, " of the scale")
+    violations = first_of(~within, "scale", scales, (low, high), excess, " of the scale")
+    floor = None if scaling.floor is not None else _floor_in(scales[~within], exact[~within])
+    if floor is None:
+        return violations
+    floor *= scaling.target.maximum
+    hint = f"a kernel that takes magnitudes below {floor:.4g} for {floor:.4g} declares it: --option floor={floor:.4g}"
+    return [replace(each, hint=hint) for each in violations]
+
+
+def _floor_in(scales: Tensor, exact: Tensor) -> float | None:
+    """The scale that stands for all small ones, where each of these is that one and each is small."""
+    if not scales.numel() or bool((scales != scales[0]).any()):
+        return None
+    return scales[0].item() if bool((exact * 2 < scales).all() and scales[0] < LARGEST_FLOOR) else None
 
 
 def quotient_error(x: Tensor, scales: Tensor, quotient: Quotient) -> Tensor:

@@ -82,15 +82,20 @@ def load(spec: str) -> Callable[..., Any]:
         if not hasattr(found, part):
             raise LauncherError(f"cannot load {spec}: {place} has no '{name}'")
         found = getattr(found, part)
-    if not callable(found) or hasattr(found, "arg_names"):
-        kind = "a Triton kernel" if hasattr(found, "arg_names") else "no function"
-        raise LauncherError(f"{spec} is {kind}; {FORM}")
+    _check_function(spec, found)
     function: Callable[..., Any] = found
     return function
 
 
+def _check_function(spec: str, found: object) -> None:
+    if not callable(found) or hasattr(found, "arg_names"):
+        kind = "a Triton kernel" if hasattr(found, "arg_names") else "no function"
+        raise LauncherError(f"{spec} is {kind}; {FORM}")
+
+
 def check_form(name: str, launch: Callable[..., Any], inputs: tuple[Any, ...], form: str, example: str) -> None:
     """Raises LauncherError, with the form and an example, where a launcher cannot be called with such inputs at all."""
+    _check_function(name, launch)
     try:
         signature = inspect.signature(launch, follow_wrapped=False)
     except (TypeError, ValueError):  # a builtin: calling it will tell
@@ -130,7 +135,7 @@ def _module(place: str, spec: str) -> ModuleType:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:  # whatever a user's module raises when it is imported
+    except BaseException as error:  # whatever a user's module raises when it is imported, sys.exit among it
         text = str(error).partition("\n")[0]
         raise LauncherError(f"cannot load {spec}: {type(error).__name__}: {text}") from error
 

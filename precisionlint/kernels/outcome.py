@@ -25,6 +25,8 @@ class Violation:
     index: tuple[int, ...] = ()
     excess: str = ""
     """How far the worst element lies beyond what is allowed, in the clause's own measure."""
+    hint: str = ""
+    """What the author of the kernel may have meant, where that shows."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Tried:
     case: str
     violations: tuple[Violation, ...]
     seconds: float
+    leave_out: tuple[str, ...] = ()
+    """The options of a contract, as NAME=VALUE, with which this input is not tried."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +122,21 @@ class Verification:
     measured: tuple[Measured, ...] = ()
 
     @property
+    def unjudged(self) -> tuple[Outcome, ...]:
+        """What one mode could not judge, and no other did."""
+        judged = {(each.kernel, each.contract) for each in self.outcomes if not each.refused}
+        return tuple(each for each in self.outcomes if each.refused and (each.kernel, each.contract) not in judged)
+
+    @property
+    def uncompiled(self) -> tuple[Compiled, ...]:
+        """What did not compile in any configuration for a target."""
+        built = {(each.launcher, each.kernel, each.target) for each in self.compiled if not each.failed}
+        return tuple(each for each in self.compiled if (each.launcher, each.kernel, each.target) not in built)
+
+    @property
     def exit_code(self) -> int:
-        """2 where something could not be run, 1 where a contract is broken or a rule found a fault, else 0."""
-        if self.errors:
+        """2 where a kernel could not be run, compiled or judged, 1 where one is broken or a rule found a fault, else 0."""
+        if self.errors or self.unjudged or self.uncompiled:
             return 2
         found = any(each.severity != "info" for built in self.compiled for each in built.evidence)
         return int(found or any(not outcome.sound for outcome in self.outcomes))

@@ -36,7 +36,7 @@ def try_case(
     try:
         with _unwritten_is_nan():
             returned = launch(*given)
-    except Exception as error:
+    except BaseException as error:  # sys.exit and pytest.skip among them: what a launcher raises is its result
         violations = [_failure(error, inputs)]
     else:
         outputs = returned if isinstance(returned, tuple | list) else (returned,)
@@ -47,7 +47,8 @@ def try_case(
             for position, (old, tensor) in enumerate(zip(before, given, strict=True))
             if not torch.equal(old, _bits(tensor))
         ]
-    return Tried(case.name, tuple(violations), time.perf_counter() - start)
+    leave_out = [*([] if case.contiguous else ["strides=contiguous"]), *([] if case.aligned else ["shapes=aligned"])]
+    return Tried(case.name, tuple(violations), time.perf_counter() - start, tuple(leave_out))
 
 
 def place_of(launch: Callable[..., Any]) -> tuple[str, int]:
@@ -78,7 +79,7 @@ def _unwritten_is_nan() -> Iterator[None]:
         torch.use_deterministic_algorithms(before, warn_only=warn)
 
 
-def _failure(error: Exception, inputs: tuple[Tensor, ...]) -> Violation:
+def _failure(error: BaseException, inputs: tuple[Tensor, ...]) -> Violation:
     """What a launch that raised amounts to; the interpreter wraps the cause once for each kernel on the way."""
     root: BaseException = error
     while root.__cause__ is not None:

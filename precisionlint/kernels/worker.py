@@ -1,18 +1,21 @@
 """The process in which kernels run: reads one request from standard input, writes what it finds line by line.
 
-`python -m precisionlint.kernels.worker` is started by `verify` and by nobody else. A request and each line of the
-answer is a JSON object. The answer leaves through the original standard output; what kernels print goes to standard
-error.
+`python -m precisionlint.kernels.worker` is started by `verify` and by nobody else. A request is a line and each line of
+the answer another, all JSON objects: 'ready' once torch and triton are loaded, 'case' before each input, what was found,
+and 'done'. The answer leaves through the original standard output; what kernels print goes to standard error, and they
+read nothing. The worker ends when its standard input does: then nobody listens.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any, TextIO
 
@@ -20,52 +23,76 @@ from precisionlint.kernels.launchers import LauncherError, check_form, declared,
 from precisionlint.kernels.outcome import Outcome, Proof, Tried
 
 
+class _DeviceLostError(Exception):
+    """The GPU is lost to this process; another one can go on with the next kernel."""
+
+
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who listens
+    requests = os.fdopen(os.dup(sys.stdin.fileno()), encoding="utf-8")
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")  # about a default of triton's next version
     warnings.filterwarnings("ignore", message="All-NaN slice")  # the interpreter's own way to a maximum without NaN
-    request = json.load(sys.stdin)
+    request = json.loads(requests.readline())
+    threading.Thread(target=_end_with, args=(requests,), daemon=True).start()
     sys.path[:] = request.get("path") or sys.path
     if request["mode"] == "interpret":
         os.environ["TRITON_INTERPRET"] = "1"
     try:
         _verify(request, answers)
-    except Exception as error:
-        from precisionlint.kernels.contracts import ContractError
-        from precisionlint.kernels.interpreter import UnsupportedTritonError
-
-        if not isinstance(error, (LauncherError, ContractError, UnsupportedTritonError)):
-            raise
+    except LauncherError as error:
         _say(answers, {"error": str(error)})
+    except _DeviceLostError:
+        _say(answers, {"lost": True})
+        return 0
+    _say(answers, {"done": True})
     return 0
+
+
+def _end_with(requests: TextIO) -> None:
+    """Ends the process when nobody is left who would read its answers."""
+    requests.read()
+    os._exit(1)
 
 
 def _verify(request: dict[str, Any], answers: TextIO) -> None:
     import torch
 
-    from precisionlint.kernels.interpreter import load_interpreter, repaired
+    from precisionlint.kernels.contracts import ContractError
+    from precisionlint.kernels.interpreter import UnsupportedTritonError, load_interpreter, repaired
 
-    exact: AbstractContextManager[None] = nullcontext()
-    if request["mode"] == "interpret":
-        exact = repaired(load_interpreter())
-        torch.set_num_threads(1)  # the tensors are small: threads that wait for a core cost more than they save
-    with exact:
+    with ExitStack() as exact:
+        if request["mode"] == "interpret":
+            torch.set_num_threads(1)  # the tensors are small: threads that wait for a core cost more than they save
+            try:
+                exact.enter_context(repaired(load_interpreter()))
+            except UnsupportedTritonError as error:
+                _say(answers, {"error": str(error)})
+                return
+        _say(answers, {"ready": True})
         if request["faults"]:
             _prove(request, answers)
-        else:
-            if request["mode"] == "native" and (missing := _no_gpu()):
-                _say(answers, {"absent": missing})
-                return
-            verify_one = {"compile": _compile, "interpret": _one, "native": _native}[request["mode"]]
-            for order, subject in _share(list(_subjects(request)), request):
+            return
+        if request["mode"] == "native" and (missing := _no_gpu()):
+            _say(answers, {"absent": missing})
+            return
+        verify_one = {"compile": _compile, "interpret": _one, "native": _native}[request["mode"]]
+        for order, subject in _share(list(_subjects(request)), request):
+            try:
                 verify_one(subject, request, order, answers)
+            except LauncherError as error:
+                _say(answers, {"error": str(error)})
+            except ContractError as error:
+                _say(answers, {"error": f"{subject.name}: {error}"})
 
 
 def _share(everything: list[Any], request: dict[str, Any]) -> Iterator[tuple[int, Any]]:
-    """What of a run is this worker's, each with its place in the whole."""
+    """What of a run is this worker's and still to do, each with its place in the whole."""
     index, count = request["share"]
-    yield from list(enumerate(everything))[index::count]
+    yield from (placed for placed in list(enumerate(everything))[index::count] if placed[0] > request["after"])
 
 
 def _subjects(request: dict[str, Any]) -> Iterator[Any]:
@@ -101,7 +128,7 @@ def _one(subject: Any, request: dict[str, Any], order: int, answers: TextIO) -> 
     refused = ""
     check_form(subject.name, subject.launch, next(contract.cases(options)).make(), contract.form, contract.example)
     for case in contract.cases(options):
-        _say(answers, {"kernel": subject.name, "case": case.name})
+        _say(answers, {"order": order, "kernel": subject.name, "case": case.name})
         try:
             tried.append(try_case(subject.launch, contract, case, options))
         except RefusedError as error:
@@ -110,11 +137,10 @@ def _one(subject: Any, request: dict[str, Any], order: int, answers: TextIO) -> 
     if request["deep"] and not refused:
         from precisionlint.kernels.deep import search
 
-        tried.append(
-            search(
-                subject.launch, contract, options, lambda case: _say(answers, {"kernel": subject.name, "case": case})
-            )
-        )
+        def tell(case: str) -> None:
+            _say(answers, {"order": order, "kernel": subject.name, "case": case})
+
+        tried.append(search(subject.launch, contract, options, tell))
     path, line = place_of(subject.launch)
     outcome = Outcome(subject.name, contract.name, request["mode"], path, line, tuple(tried), refused)
     _say(answers, {"outcome": asdict(outcome), "order": order})
@@ -135,19 +161,28 @@ def _native(subject: Any, request: dict[str, Any], order: int, answers: TextIO) 
     tried: list[Tried] = []
     check_form(subject.name, subject.launch, next(contract.cases(options)).make(), contract.form, contract.example)
     for case in contract.cases(options):
-        _say(answers, {"kernel": subject.name, "case": case.name})
+        _say(answers, {"order": order, "kernel": subject.name, "case": case.name})
         tried.append(try_case(subject.launch, contract, case, options, device="cuda"))
-        if any("CUDA error" in broken.got for broken in tried[-1].violations):
-            break  # the device is lost to this process
+        if any(native.lost(broken.got) for broken in tried[-1].violations):
+            break
     path, line = place_of(subject.launch)
     outcome = Outcome(subject.name, contract.name, request["mode"], path, line, tuple(tried))
     _say(answers, {"outcome": asdict(outcome), "order": order})
-    if outcome.sound:
-        _say(answers, {"kernel": subject.name, "case": "probes and speed"})
+    if not outcome.sound:
+        if any(native.lost(broken.got) for broken in tried[-1].violations):
+            raise _DeviceLostError
+        return
+    _say(answers, {"order": order, "kernel": subject.name, "case": "probes and speed"})
+    try:
         for measured in native.probe(subject.name, subject.launch, contract, options, "cuda"):
             _say(answers, {"measured": asdict(measured), "order": order})
         for measured in native.speeds(subject.name, subject.launch, contract, options):
             _say(answers, {"measured": asdict(measured), "order": order})
+    except Exception as error:  # such as no memory left: what the contract said stands
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        _say(answers, {"error": f"{subject.name}: its speed could not be measured: {text}"})
+        if native.lost(text):
+            raise _DeviceLostError from error
 
 
 def _compile(subject: Any, request: dict[str, Any], order: int, answers: TextIO) -> None:
@@ -159,7 +194,7 @@ def _compile(subject: Any, request: dict[str, Any], order: int, answers: TextIO)
     check_form(subject.name, subject.launch, inputs, contract.form, contract.example)
     try:
         caught = launches(subject.launch, inputs)
-    except Exception as error:
+    except BaseException as error:  # whatever a launcher raises, sys.exit among it
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
         _say(answers, {"error": f"{subject.name}: raised before it launched a kernel: {text}"})
         return
@@ -167,7 +202,7 @@ def _compile(subject: Any, request: dict[str, Any], order: int, answers: TextIO)
         _say(answers, {"error": f"{subject.name}: launches no Triton kernel"})
     for target in request["targets"]:
         for launch in caught:
-            _say(answers, {"kernel": subject.name, "case": f"{launch.function.__name__} for {target}"})
+            _say(answers, {"order": order, "kernel": subject.name, "case": f"{launch.function.__name__} for {target}"})
             built = compile_for(launch, target)
             _say(answers, {"compiled": {**asdict(built), "launcher": subject.name}, "order": order})
 
@@ -182,7 +217,7 @@ def _prove(request: dict[str, Any], answers: TextIO) -> None:
     for order, kernel in _share(wanted, request):
         contract = contracts.find(kernel.contract)
         options = contract.resolve(dict(kernel.options))
-        _say(answers, {"kernel": kernel.name, "case": kernel.fault or "no fault"})
+        _say(answers, {"order": order, "kernel": kernel.name, "case": kernel.fault or "no fault"})
         tried = [try_case(kernel.launch, contract, case, options) for case in contract.cases(options)]
         # A launcher that raises proves nothing: only results that were judged count.
         caught = tuple(each.case for each in tried if any(broken.clause != "returns" for broken in each.violations))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TextIO
 
-from precisionlint.kernels.outcome import Compiled, Outcome, Proofs, Tried, Verification
+from precisionlint.kernels.outcome import Compiled, Measured, Outcome, Proofs, Tried, Verification
 
 SCHEMA = 1
 RULE = "kernel-breaks-contract"
@@ -22,7 +22,7 @@ def render(verification: Verification, *, verbose: bool = False) -> Iterator[str
         yield from lines
         yield f"  launched by {', '.join(launchers)}"
     for each in verification.measured:
-        yield f"{each.kernel}: {each.what}: {each.got}; {each.against}"
+        yield measured(each)
     broken = sum(not outcome.sound for outcome in verification.outcomes)
     refused = sum(bool(outcome.refused) for outcome in verification.outcomes)
     if verification.outcomes:
@@ -34,6 +34,11 @@ def render(verification: Verification, *, verbose: bool = False) -> Iterator[str
         yield f"{len(verification.compiled) - failed} compiled, {failed} did not; {evidence} findings in compiled code"
     for sentence in verification.unchecked:
         yield f"not checked: {sentence}"
+
+
+def measured(each: Measured) -> str:
+    """A line for one measurement on a GPU."""
+    return f"{each.kernel}: {each.what}: {each.got}; {each.against}"
 
 
 def render_proofs(proofs: Proofs) -> Iterator[str]:
@@ -114,6 +119,9 @@ def _outcome(outcome: Outcome, verbose: bool) -> Iterator[str]:
             yield from _tried(tried)
         elif verbose:
             yield f"  kept: {tried.case} ({tried.seconds:.2f} s)"
+    if broken and all(tried.leave_out for tried in broken):
+        options = sorted({option for tried in broken for option in tried.leave_out})
+        yield f"  not broken on other inputs: a launcher that is not made for these declares {' and '.join(options)}"
 
 
 def _tried(tried: Tried) -> Iterator[str]:
@@ -123,3 +131,5 @@ def _tried(tried: Tried) -> Iterator[str]:
         worst = f"; the worst is off by {violation.excess}" if violation.excess else ""
         yield f"  {tried.case}: {violation.clause}{share}:"
         yield f"    got {violation.got}{place}, allowed {violation.allowed}{worst}"
+        if violation.hint:
+            yield f"    {violation.hint}"
