@@ -19,6 +19,12 @@ from precisionlint.formats import FP32, Format, decode
 
 Make = Callable[[], tuple[Tensor, ...]]
 
+HUGE = 3e37
+"""What lies around numbers: a maximum over it is wrong, unlike one over NaN, which tl.max drops."""
+
+HALO = 256
+"""How much of it lies before and after numbers without gaps: as much as a kernel may read beyond an end by mistake."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -69,7 +75,8 @@ def matrices(block: tuple[int | None, int | None], target: Format) -> Iterator[C
     yield Case("NaN and infinities", one(lambda g: _nonfinite(draw(g), width)))
     yield Case("NaN in bf16", one(lambda g: _one_number(draw(g), math.nan).bfloat16()))
     for m, n in ((rows + 1, width + width // 2 + 8), (1, 1), (rows - 1, width + 1), (3, width - 1)):
-        yield Case(f"ragged, {m}x{n}", partial(_ragged, m, n), aligned=False)
+        yield Case(f"ragged, {m}x{n}", partial(_ragged, m, n, False), aligned=False)
+        yield Case(f"ragged, {m}x{n}, a part of a larger matrix", partial(_ragged, m, n, True), False, contiguous=False)
     yield Case("transposed", one(lambda g: draw(g).t().contiguous().t()), contiguous=False)
     yield Case("every second column", one(lambda g: normal(rows, 4 * width)(g)[:, ::2]), contiguous=False)
     yield Case("a part of a larger matrix", one(lambda g: _in_halo(draw(g).bfloat16())), contiguous=False)
@@ -397,8 +404,9 @@ def _special_scales(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def _ragged(rows: int, columns: int) -> tuple[Tensor]:
-    return (_in_halo(torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))),)
+def _ragged(rows: int, columns: int, part: bool) -> tuple[Tensor]:
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+    return (_in_halo(x) if part else _between(x),)
 
 
 def _outliers(x: Tensor) -> Tensor:
@@ -481,8 +489,16 @@ def _nonfinite(x: Tensor, width: int) -> Tensor:
 
 def _in_halo(x: Tensor) -> Tensor:
     """x as a part of a larger matrix whose other numbers are huge: a maximum over them is wrong, unlike over NaN."""
-    whole = torch.full((x.shape[0] + 6, x.shape[1] + 10), 3e37, dtype=x.dtype)
+    whole = torch.full((x.shape[0] + 6, x.shape[1] + 10), HUGE, dtype=x.dtype)
     part = whole[3 : 3 + x.shape[0], 5 : 5 + x.shape[1]]
+    part.copy_(x)
+    return part
+
+
+def _between(x: Tensor) -> Tensor:
+    """x without gaps between its rows, with huge numbers before it and after it."""
+    whole = torch.full((x.numel() + 2 * HALO,), HUGE, dtype=x.dtype)
+    part = whole[HALO:-HALO].view(x.shape)
     part.copy_(x)
     return part
 
