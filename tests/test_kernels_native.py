@@ -1,6 +1,10 @@
 """What of the mode `native` can be held without a GPU: where tensors land, what probes tell apart, and what is said."""
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,6 +85,55 @@ def test_of_a_huge_storage_only_the_tensor_is_copied() -> None:
     there = native.placed(far, "cpu")
     assert there.stride() == (2**26, 1)
     assert torch.equal(there, far)
+
+
+def test_what_does_not_run_is_told_beside_what_was_timed() -> None:
+    def fails() -> None:
+        raise RuntimeError("no such product\nat all")
+
+    times = native.clocked({"sound": lambda: torch.zeros(1), "broken": fails})
+    assert isinstance(times["sound"], float)
+    assert times["broken"] == "RuntimeError: no such product"
+    options = CONTRACT.resolve({})
+    (measured,) = native.speeds("k", lambda *_: fails(), CONTRACT, options, device="cpu", sizes=[(16, 16, 32)])
+    assert (measured.got, measured.against) == ("not measured", "RuntimeError: no such product")
+
+
+def test_an_error_that_loses_the_device_is_told_from_others() -> None:
+    assert native.lost("RuntimeError: CUDA error: an illegal memory access was encountered")
+    assert not native.lost("OutOfResources: out of resource: shared memory")
+
+
+SCRIPT = Path(__file__).parent / "benchmarks" / "native.py"
+
+
+def dry_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(SCRIPT), "--dry-run", *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("arithmetic", "tl.div_rn(x, y): at most 0.500 ulp"),
+        ("products", "gemm_blockscaled e4m3fn to bf16: speed at 128x256x256: "),
+        ("quantisers", "quantize_nvfp4 nearest: bandwidth at 256x256 bf16: "),
+        ("tiles", "BLOCK_M 64, BLOCK_N 256, GROUP 8, 8 warps, 4 stages: "),
+    ],
+)
+def test_a_part_of_the_script_for_gpus_walks_through_on_a_cpu(part: str, said: str) -> None:
+    ran = dry_run("--part", part)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert said in ran.stdout
+    assert "FAILED" not in ran.stdout
+
+
+def test_a_part_of_the_script_that_takes_too_long_costs_no_other_and_what_was_said_is_kept(tmp_path: Path) -> None:
+    ran = dry_run("--minutes", "0", "--out", str(tmp_path))
+    parts = ["arithmetic", "products", "quantisers", "contracts", "tiles", "compile"]
+    assert ran.returncode == 1
+    assert re.findall("^== (\\w+)", ran.stdout, re.MULTILINE) == parts
+    assert ran.stdout.endswith(f"failed: {', '.join(parts)}\n")
+    assert (tmp_path / "native.txt").read_text(encoding="utf-8") == ran.stdout
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is said without a GPU")

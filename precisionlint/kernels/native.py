@@ -6,7 +6,9 @@ a CPU too, which is how they are tested; the clock needs a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -26,7 +28,19 @@ HOPPER = (9, 0)
 SIZES = ((8192, 8192, 8192), (4096, 7168, 2048))
 """(M, N, K) of the products that are timed."""
 
+SIDE = 16384
+"""Rows and columns of the matrix that a quantiser is timed on: 512 MiB in bf16, several times a GPU's cache, and long
+beside the launch of a kernel."""
+
+ROUNDS = 3
+"""How often each run is timed, in turn with the others."""
+
 PROBE_K = 1024
+
+
+def lost(text: str) -> bool:
+    """Whether an error's text says that the device is lost to this process: every later call fails as well."""
+    return "CUDA error" in text or "HIP error" in text
 
 
 def absent() -> str:
@@ -64,8 +78,8 @@ def probe(
 ) -> Iterator[Measured]:
     """What a product's accumulator shows itself to be, beside what is declared.
 
-    448 * 448 at the first of K, minus that at the last, and ones between: 1022 in fp32. A sum that keeps fewer bits
-    loses ones beside the large product, and the number of those that are left tells where it was promoted.
+    448 * 448 at the first of K, minus that at the last, and ones between: 1022, which is 1024 in bf16. A sum that keeps
+    fewer bits loses ones beside the large product, and the number of those that are left tells where it was promoted.
     """
     if contract.name not in ("gemm_blockscaled", "gemm_tensor") or options["format"] != "e4m3fn":
         return
@@ -80,12 +94,16 @@ def probe(
     codes = [each.to(torch.float8_e4m3fn).to(device) for each in (a, b)]
     found = launch(codes[0], scales[0], codes[1], scales[1]).double().cpu()
     got = found[0, 0].item()
+    models = dict(_models(a, b, options))
     said = "unknown"
     if bool((found == got).all()):
-        said = next((words for words, value in _models(a, b, options) if value == got), "unknown")
+        said = next((words for words, value in models.items() if value == got), "unknown")
     declared = options["accumulator"] if options["accumulator"] == "fp32" else "about 14 bits, promoted"
     yield Measured(
-        name, "accumulator", f"{said} (the probe gave {got:g}, where fp32 gives 1022)", f"declared: {declared}"
+        name,
+        "accumulator",
+        f"{said} (the probe gave {got:g}, where fp32 gives {models['fp32']:g})",
+        f"declared: {declared}",
     )
 
 
@@ -102,13 +120,25 @@ def _models(a: Tensor, b: Tensor, options: Options) -> Iterator[tuple[str, float
         yield words, round_to(value, out).item()
 
 
-def speeds(name: str, launch: Callable[..., Any], contract: Contract, options: Options) -> Iterator[Measured]:
-    """How fast a kernel is, as a ratio to what torch brings; nothing for a contract that has no such measure."""
+def speeds(
+    name: str,
+    launch: Callable[..., Any],
+    contract: Contract,
+    options: Options,
+    *,
+    device: str = "cuda",
+    sizes: Sequence[tuple[int, int, int]] = SIZES,
+    side: int = SIDE,
+) -> Iterator[Measured]:
+    """How fast a kernel is, as a ratio to what torch brings; nothing for a contract that has no such measure.
+
+    `sizes` are those of products, `side` is that of the square matrix that a quantiser is given.
+    """
     if contract.name in ("gemm_blockscaled", "gemm_tensor"):
-        for size in SIZES:
-            yield from _product_speed(name, launch, contract.name == "gemm_blockscaled", options, size)
-    elif contract.name.startswith("quantize_") and not {"signs", "seed"} & _more(contract, options):
-        yield _bandwidth(name, launch)
+        for size in sizes:
+            yield _product_speed(name, launch, contract.name == "gemm_blockscaled", options, size, device)
+    elif contract.name.startswith("quantize_") and not _more(contract, options):
+        yield _bandwidth(name, launch, device, side)
 
 
 def _more(contract: Contract, options: Options) -> set[str]:
@@ -118,50 +148,104 @@ def _more(contract: Contract, options: Options) -> set[str]:
 
 
 def _product_speed(
-    name: str, launch: Callable[..., Any], per_block: bool, options: Options, size: tuple[int, int, int]
-) -> Iterator[Measured]:
+    name: str,
+    launch: Callable[..., Any],
+    per_block: bool,
+    options: Options,
+    size: tuple[int, int, int],
+    device: str,
+) -> Measured:
     m, n, k = size
     dtype = FORMATS[options["format"]].torch_dtype
-    wide = [torch.randn(rows, k, device="cuda", dtype=torch.bfloat16) for rows in (m, n)]
+    wide = [torch.randn(rows, k, device=device, dtype=torch.bfloat16) for rows in (m, n)]
     a, b = (each.to(dtype) for each in wide)
-    one = torch.ones((), device="cuda")
+    one = torch.ones((), device=device)
     scales = (one, one)
     if per_block:
-        scales = (torch.ones(m, -(-k // 128), device="cuda"), torch.ones(-(-n // 128), -(-k // 128), device="cuda"))
-    ours = _milliseconds(lambda: launch(a, scales[0], b, scales[1]))
-    rate = 2 * m * n * k / ours / 1e9
-    baselines: dict[str, Callable[[], Any]] = {"the bf16 matmul": lambda: wide[0] @ wide[1].t()}
+        scales = (torch.ones(m, -(-k // 128), device=device), torch.ones(-(-n // 128), -(-k // 128), device=device))
+    ours = "this kernel"
+    runs: dict[str, Callable[[], Any]] = {
+        ours: lambda: launch(a, scales[0], b, scales[1]),
+        "the bf16 matmul": lambda: wide[0] @ wide[1].t(),
+    }
     if options["format"] == "e4m3fn":
-        baselines["torch._scaled_mm per tensor"] = lambda: torch._scaled_mm(
-            a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16
+        runs |= _scaled_mm(a, b, one, scales if per_block else None)
+    seconds = clocked(runs)
+    if isinstance(seconds[ours], str):
+        return Measured(name, f"speed at {m}x{n}x{k}", "not measured", str(seconds[ours]))
+    mine = float(seconds.pop(ours))
+    ratios = [
+        f"{words} does not run here ({each})" if isinstance(each, str) else f"{each / mine:.2f} of {words}"
+        for words, each in seconds.items()
+    ]
+    return Measured(name, f"speed at {m}x{n}x{k}", f"{2 * m * n * k / mine / 1e12:.0f} TFLOP/s", ", ".join(ratios))
+
+
+def _scaled_mm(
+    a: Tensor, b: Tensor, one: Tensor, by_block: tuple[Tensor, Tensor] | None
+) -> dict[str, Callable[[], Any]]:
+    """torch's own products of a (M, K) and b (N, K): per tensor, and by block where the scales are given.
+
+    torch takes the scales of a stored column by column, and those of b transposed as b is
+    (torch/test/test_scaled_matmul_cuda.py); CUDA 12.9 and sm_90 alone have the product by block.
+    """
+    out = torch.bfloat16
+
+    def per_tensor(fast: bool) -> Tensor:
+        return torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=out, use_fast_accum=fast)
+
+    found: dict[str, Callable[[], Any]] = {
+        "torch._scaled_mm per tensor": lambda: per_tensor(False),
+        "the same with fast accumulation": lambda: per_tensor(True),
+    }
+    if by_block is not None:
+        columns, transposed = by_block[0].t().contiguous().t(), by_block[1].t()
+        found["torch._scaled_mm by block"] = lambda: torch._scaled_mm(
+            a, b.t(), scale_a=columns, scale_b=transposed, out_dtype=out
         )
-        if per_block:
-            by_column = scales[0].t().contiguous().t()
-            baselines["torch._scaled_mm by block"] = lambda: torch._scaled_mm(
-                a, b.t(), scale_a=by_column, scale_b=scales[1].t(), out_dtype=torch.bfloat16
-            )
-    ratios = []
-    for words, baseline in baselines.items():
-        try:
-            ratios.append(f"{_milliseconds(baseline) / ours:.2f} of {words}")
-        except RuntimeError as error:  # this torch or this GPU has no such product
-            ratios.append(f"{words} does not run here ({str(error).partition(chr(10))[0][:80]})")
-    yield Measured(name, f"speed at {m}x{n}x{k}", f"{rate:.0f} TFLOP/s", ", ".join(ratios))
+    return found
 
 
-def _bandwidth(name: str, launch: Callable[..., Any]) -> Measured:
+def _bandwidth(name: str, launch: Callable[..., Any], device: str, side: int) -> Measured:
     """Bytes of input and output a second, over those of a copy: each byte counts once, however often it is read."""
-    x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    what = f"bandwidth at {side}x{side} bf16"
+    x = torch.randn(side, side, device=device, dtype=torch.bfloat16)
     target = torch.empty_like(x)
     outputs = launch(x)
     moved = sum(each.numel() * each.element_size() for each in (x, *outputs))
-    rate = moved / _milliseconds(lambda: launch(x)) / 1e6
-    copy = 2 * x.numel() * x.element_size() / _milliseconds(lambda: target.copy_(x)) / 1e6
-    return Measured(name, "bandwidth at 8192x8192 bf16", f"{rate:.0f} GB/s", f"{rate / copy:.2f} of a copy")
+    seconds = clocked({"kernel": lambda: launch(x), "copy": lambda: target.copy_(x)})
+    for each in seconds.values():
+        if isinstance(each, str):
+            return Measured(name, what, "not measured", each)
+    rate, copy = moved / float(seconds["kernel"]), 2 * x.numel() * x.element_size() / float(seconds["copy"])
+    return Measured(name, what, f"{rate / 1e9:.0f} GB/s", f"{rate / copy:.2f} of a copy")
 
 
-def _milliseconds(run: Callable[[], Any]) -> float:
+def clocked(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float | str]:
+    """The seconds that each run takes, the median of rounds in turn, or why it does not run, in a line.
+
+    On a GPU: triton's do_bench, which warms up, clears the L2 cache before each run and takes the time by events. The
+    rounds take turns, so that a clock that sinks with the heat sinks for all. Elsewhere each runs once.
+    """
+    found: dict[str, list[float] | str] = {name: [] for name in runs}
+    for _ in range(ROUNDS if torch.cuda.is_available() else 1):
+        for name, run in runs.items():
+            times = found[name]
+            if isinstance(times, str):
+                continue
+            try:
+                times.append(_seconds(run))
+            except Exception as error:  # this torch or this GPU has no such product, or no room for it
+                found[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:80]}"
+    return {name: each if isinstance(each, str) else median(each) for name, each in found.items()}
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    if not torch.cuda.is_available():
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
     from triton.testing import do_bench
 
-    median: float = do_bench(run, warmup=25, rep=100, return_mode="median")
-    return median
+    milliseconds: float = do_bench(run, warmup=25, rep=50, return_mode="median")
+    return milliseconds / 1e3
