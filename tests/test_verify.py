@@ -1,7 +1,9 @@
 """`verify` holds bundled and users' launchers against their contracts, and says what it found and did not look at."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -109,6 +111,20 @@ def test_an_undeclared_floor_is_told(kernels: Path) -> None:
     assert broken == {"a different size in each row and block", "blocks down to subnormal numbers"}
 
 
+def test_a_floor_that_shows_and_inputs_that_can_be_declared_away_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "packed.py"
+    path.write_text(LAUNCHER.replace("*x.stride()", "x.shape[1], 1"), encoding="utf-8")
+    text = "\n".join(verified.render(interpreted(f"{path}:launch", contract="quantize_1x128")))
+    assert "takes magnitudes below 1e-10 for 1e-10 declares it: --option floor=1e-10" in text
+    assert "not broken on other inputs" not in text
+    kept = interpreted(f"{path}:launch", contract="quantize_1x128", options={"floor": "1e-10"})
+    assert kept.exit_code == 1
+    last = "  not broken on other inputs: a launcher that is not made for these declares strides=contiguous"
+    assert last in list(verified.render(kept))
+    declared = {"floor": "1e-10", "strides": "contiguous"}
+    assert interpreted(f"{path}:launch", contract="quantize_1x128", options=declared).exit_code == 0
+
+
 def test_a_launcher_of_another_form_is_told_what_is_expected(kernels: Path) -> None:
     (outcome,) = interpreted(f"{kernels}:shapeless", contract="quantize_1x128").outcomes
     assert {violation.allowed for tried in outcome.tried for violation in tried.violations} == {
@@ -184,9 +200,117 @@ def test_the_command_verifies_a_module_of_the_working_directory(kernels: Path) -
     ]
 
 
+ENDS = """
+import os, signal, sys, time
+import precisionlint
+
+@precisionlint.contract("cast")
+def killed(x):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@precisionlint.contract("cast")
+def ended(x):
+    os._exit(0)
+
+@precisionlint.contract("cast")
+def quits(x):
+    sys.exit("no GPU")
+
+@precisionlint.contract("quantise")
+def nameless(x):
+    return x
+
+@precisionlint.contract("cast")
+def reads(x):
+    return input()
+
+@precisionlint.contract("cast")
+def hangs(x):
+    signal.pause()
+"""
+
+
+def test_a_launcher_that_takes_its_process_along_or_never_returns_costs_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "ends.py"
+    path.write_text(ENDS, encoding="utf-8")
+    verification = interpreted(str(path), limit=10)
+    place = "the process that runs the kernels {}, at " + str(path) + ":{}, every fp16 number"
+    assert verification.errors == (
+        place.format("was killed by signal 9", "killed"),
+        place.format("ended with 0", "ended"),
+        f"{path}:nameless: no contract is called 'quantise'; did you mean 'dequantize'?",
+        place.format("said nothing for 10 s and was stopped (--timeout)", "hangs"),
+    )
+    said = {outcome.kernel.rpartition(":")[2]: outcome.tried[0].violations[0].got for outcome in verification.outcomes}
+    assert list(said) == ["quits", "reads"]
+    assert said["quits"].startswith("SystemExit: no GPU")
+    assert said["reads"].startswith("EOFError")
+    assert verification.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("import sys; sys.exit('no GPU')", "cannot load {}: SystemExit: no GPU"),
+        ("import os; os._exit(0)", "the process that runs the kernels ended with 0"),
+        ("raise ValueError('one\\ntwo')", "cannot load {}: ValueError: one"),
+        ("def f(:", "cannot load {}: SyntaxError: invalid syntax"),
+        ("import time; time.sleep(10**6)", "the process that runs the kernels said nothing for 3 s and was stopped"),
+    ],
+)
+def test_a_module_that_cannot_be_loaded_is_one_line_and_exit_code_2(tmp_path: Path, module: str, said: str) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(module, encoding="utf-8")
+    verification = interpreted(str(path), limit=3)
+    (error,) = verification.errors
+    assert error.startswith(said.format(path))
+    assert "\n" not in error
+    assert verification.exit_code == 2
+
+
+STAYS = """
+import os, signal
+import precisionlint
+
+@precisionlint.contract("cast")
+def launch(x):
+    told = open(os.environ["TOLD"], "w")
+    print("here", file=told, flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
+def test_no_worker_outlives_the_command(tmp_path: Path, how: signal.Signals, code: int) -> None:
+    (tmp_path / "stays.py").write_text(STAYS, encoding="utf-8")
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    with subprocess.Popen(
+        [sys.executable, "-m", "precisionlint", "verify", "stays.py", "--mode", "interpret"],
+        cwd=tmp_path,
+        env={**os.environ, "TOLD": str(told)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as command:
+        with told.open() as heard:
+            assert heard.readline() == "here\n"
+            if how == signal.SIGINT:  # Ctrl-C goes to all processes of a terminal
+                os.killpg(command.pid, how)
+            else:
+                command.send_signal(how)
+            assert heard.read() == ""  # the worker held it open: it has ended
+        assert command.wait() == code
+        assert command.stderr is not None
+        assert command.stderr.read() == ""
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["--timeout", "0"],
+        ["--timeout", "soon"],
+        ["--timeout", "nan"],
         ["--contract", "quantize_1x128"],
         ["--option", "floor=0"],
         ["m", "--contract", "quantize_1x128"],
@@ -293,6 +417,18 @@ def test_a_drawn_input_that_breaks_a_contract_is_made_small(tmp_path: Path) -> N
     assert kept.tried[-1].case == "100 drawn inputs"
 
 
+@pytest.mark.parametrize("name", contracts.CONTRACTS)
+def test_a_launcher_that_declares_contiguous_inputs_is_given_no_other(name: str) -> None:
+    contract = contracts.find(name)
+    if "strides" not in {option.name for option in contract.options}:
+        return
+    free, packed = (contract.cases(contract.resolve({"strides": word})) for word in ("any", "contiguous"))
+    kept = list(packed)
+    assert all(tensor.is_contiguous() for case in kept for tensor in case.make())
+    assert len(kept) < len(list(free))
+    assert any(not case.aligned for case in kept)
+
+
 def test_the_contracts_are_listed_with_their_launchers(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", "--contracts"]) == 0
     printed = capsys.readouterr().out
@@ -336,6 +472,16 @@ def test_what_the_interpreter_refuses_is_still_compiled(tmp_path: Path) -> None:
     assert "arithmetic of bf16 numbers" in outcome.refused
     assert [(built.kernel, built.failed) for built in verification.compiled] == [("kernel", "")]
     assert "0 kept to their contract, 0 broke it, 1 could not be judged" in list(verified.render(verification))
+    assert verification.exit_code == 2
+
+
+def test_what_another_mode_judged_or_another_configuration_compiled_is_no_failure() -> None:
+    refused = Outcome("k", "cast", "interpret", "k.py", 7, (), "inline assembly")
+    judged = replace(refused, mode="native", refused="", tried=(Tried("zeros", (), 0.1),))
+    failed = Compiled("kernel", "sm_90", "k", failed="out of registers")
+    assert Verification((refused, judged), ()).exit_code == 0
+    assert Verification((judged,), (), (), (failed,)).exit_code == 2
+    assert Verification((judged,), (), (), (failed, replace(failed, failed=""))).exit_code == 0
 
 
 def test_compiled_code_is_told_with_its_findings() -> None:
