@@ -116,8 +116,8 @@ def dry_run(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ("arithmetic", "tl.div_rn(x, y): at most 0.500 ulp"),
         ("products", "gemm_blockscaled e4m3fn to bf16: speed at 128x256x256: "),
-        ("quantisers", "quantize_nvfp4 nearest: bandwidth at 256x256 bf16: "),
-        ("tiles", "BLOCK_M 64, BLOCK_N 256, GROUP 8, 8 warps, 4 stages: "),
+        ("quantisers", "quantize_nvfp4 nearest: bandwidth at 128x128 bf16: "),
+        ("tiles", "BLOCK_M 128, BLOCK_N 64, GROUP 8, 4 warps, 4 stages: "),
     ],
 )
 def test_a_part_of_the_script_for_gpus_walks_through_on_a_cpu(part: str, said: str) -> None:
