@@ -15,6 +15,7 @@ import pytest
 
 from precisionlint import catalogue, check
 from precisionlint.findings import Finding, Report
+from precisionlint.source import reading
 
 ROOT = Path(__file__).parent.parent
 FIXTURES = Path("fixtures")
@@ -323,6 +324,56 @@ def test_a_loop_of_a_thousand_branches_is_read(tmp_path: Path) -> None:
     branches = "".join(f"        if flags[{n}]:\n            loss = loss + {n}\n" for n in range(1_000))
     code, found, lines = hard(tmp_path, HEAD + FAULT.replace("        scaler.scale", f"{branches}        scaler.scale"))
     assert (code, found, lines) == (1, ["clip-before-unscale"], [])
+
+
+def test_a_method_that_trains_is_read_where_all_that_calls_it_is_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "BUDGET", 1_200)
+    questions = "\n".join(
+        f"            if self.config.enabled_{i}:\n                self.optim_{i} = self.optimizer.param_groups[{i}]"
+        for i in range(100)
+    )
+    program = tmp_path / "trainer.py"
+    program.write_text(
+        f"""
+import torch
+
+
+class Trainer:
+    def __init__(self, model, config):
+        self.model = model
+        self.config = config
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def run(self, train, validation):
+        while self.config.epoch < self.config.epochs:
+            for stage in ("loss", "accuracy", "calibration"):
+                self.report(validation[stage])
+            self.train_epoch(train)
+
+    def report(self, validation):
+        self.scale = self.scaler.get_scale()
+        for batch in validation:
+{questions}
+
+    def train_epoch(self, train):
+        for x, y in train:
+            self.optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = self.model(x, y)
+            self.scaler.scale(loss).backward()
+            if self.config.max_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_norm)  # here
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+"""
+    )
+    report = check([program.as_posix()])
+    line = program.read_text().partition("  # here")[0].count("\n") + 1
+    assert "too many paths to follow to the end" in {each.what for each in report.coverage.gave_up}
+    assert {(each.rule, each.place.line) for each in report.findings} == {("clip-before-unscale", line)}
 
 
 def test_classes_that_inherit_from_themselves_and_each_other_end(tmp_path: Path) -> None:

@@ -117,11 +117,11 @@ class Interpreter:
         self.parents: dict[Value, tuple[Value, Any]] = {}
         self.parts: dict[Class, dict[Any, Value]] = {}
 
-    def begin(self) -> None:
+    def begin(self, budget: int) -> None:
         """Before each root: its own budget."""
         self.total += self.steps
         self.steps = 0
-        self.limit, self.limited = min(BUDGET, FILE_BUDGET - self.total), None
+        self.limit, self.limited = min(budget, FILE_BUDGET - self.total), None
 
     def open(self) -> tuple[int, ...]:
         """How much is open where a run may be given up: see ``close``."""

@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from precisionlint.checks import Evidence, Hit, Judge
@@ -16,7 +17,7 @@ from precisionlint.events import Closed, Opened
 from precisionlint.source import program as p
 from precisionlint.source.interpret import Interpreter
 from precisionlint.source.project import Project, ProjectModule
-from precisionlint.source.records import NARROW, WIDEST, BudgetError, Coverage, Where
+from precisionlint.source.records import BUDGET, NARROW, WIDEST, BudgetError, Coverage, Where
 from precisionlint.source.state import State, merge
 from precisionlint.source.thinning import thin
 from precisionlint.source.values import Class, Func, Obj, Value
@@ -27,6 +28,7 @@ ROOT_STATES = 4
 STAGES = "_per_optimizer_states"
 STAGED = frozenset({"double-unscale", "missing-scaler-update", "clip-before-unscale", "scaled-gradients-read"})
 STEPPING = frozenset({"backward", "step", "optimizer_step", "manual_backward"})
+STEPS = re.compile(rf"\.(?:{'|'.join(sorted(STEPPING))})\(")
 """A method whose text holds one of these trains; the others prepare."""
 
 
@@ -49,7 +51,7 @@ class Reader:
         blank = State()
         self.it.stand(blank, self.it.judge.start)
         start = self.fresh(blank, self.module.text, complete=True)
-        states = self.attempt(None, lambda: self.it.run_module(self.module, start.fork()))
+        states = self.attempt(None, lambda: self.it.run_module(self.module, start.fork())) or []
         for state in states:
             self.it.emit(state, Closed(None, (), True))
         states = self.thin(states) or [start]
@@ -69,10 +71,11 @@ class Reader:
             self.it.emit(start, opened(self.module, text, complete))
         return start
 
-    def attempt(self, node: Any, run: Callable[[], list[State]]) -> list[State]:
-        """Runs one root within its budget: on few paths first, so that its end is seen, then on as many as the budget reaches for."""
+    def attempt(self, node: Any, run: Callable[[], list[State]], times: int = 1) -> list[State] | None:
+        """Runs one root within so many times its budget: on few paths first, so that its end is seen, then on as many as the budget reaches
+        for. None where not even few could be followed to the end."""
         it, gave_up = self.it, self.it.coverage.gave_up
-        it.begin()
+        it.begin(times * BUDGET)
         states: list[State] = []
         entered, told, depths = frozenset(it.entered), dict(gave_up), it.open()
         narrowly: dict[tuple[Any, Any], str] = {}
@@ -87,6 +90,7 @@ class Reader:
                 gave_up.update(narrowly)
                 if width == NARROW:
                     gave_up.setdefault((self.module, node), "too many paths to follow to the end")
+                    return None
                 break
             except RecursionError:
                 it.close(depths)
@@ -160,15 +164,18 @@ class Reader:
                 own = [m for m in instr.cls.methods if self.module.is_relevant(m) and self.module.is_strong(m)]
                 if any(method not in self.it.entered for method in own):
                     self.it.coverage.programs += 1
-                    self.attempt(instr.cls.node, lambda instr=instr: self.run_class(instr.cls, state))  # type: ignore[misc]
+                    done = frozenset(self.it.entered)
+                    whole, trained = (partial(self.run_class, instr.cls, state, done, alone) for alone in (False, True))
+                    if self.attempt(instr.cls.node, whole) is None:
+                        self.attempt(instr.cls.node, trained, 2)
 
-    def run_class(self, definition: p.ClassDef, state: State) -> list[State]:
-        """``__init__``, then what prepares, then each method that trains, and again after itself."""
+    def run_class(self, definition: p.ClassDef, state: State, done: frozenset[p.Function], alone: bool) -> list[State]:
+        """``__init__``, then what prepares, then each method that trains, and again after itself. ``done``: what was entered before;
+        ``alone``: leaves out the methods that call these, where all of it is too much to be followed."""
         start = self.fresh(state, self.module.source_of_class(definition))
         cls = self.it.lookup(start, definition.name)
         if not isinstance(cls, Class):
             return []
-        done = set(self.it.entered)
         call = p.Call(0, p.Name(definition.name), (), definition.node)
         made = self.it.instantiate(cls, (("*", self.it.free("…")),), call, start)[:ROOT_STATES]
         if not made:
@@ -178,9 +185,15 @@ class Reader:
         for one in bases:
             one.pins = (obj,)
         training = []
-        for method in self.class_methods(bases[0], cls):
+        methods = list(self.class_methods(bases[0], cls))
+        driving = drivers(methods) if alone else frozenset()
+        for method in methods:
             trains = bool(STEPPING & method.module.words(method.function))
-            if self.is_inner(method) or (method.function in done and (trains or method.owner == cls)):
+            if (
+                method.function in driving
+                or self.is_inner(method)
+                or (method.function in done and (trains or method.owner == cls))
+            ):
                 continue
             if trains:
                 training.append(method)
@@ -221,6 +234,18 @@ class Reader:
                 receiver = obj.cls
             after.extend(self.call(start, Func(method.function, method.module, method.frame, receiver, method.owner)))
         return self.thin(after, 2 * ROOT_STATES)
+
+
+def drivers(methods: list[Func]) -> frozenset[p.Function]:
+    """The methods that train only by calling others of their class that do."""
+    words = {method.function: method.module.words(method.function) for method in methods}
+    names = {each.function.name for each in methods if STEPS.search(each.module.source_of(each.function))}
+    driving = {function for function in words if function.name not in names}
+    found: set[p.Function] = set()
+    while more := {function for function in driving - found if names & words[function]}:
+        found |= more
+        names |= {function.name for function in more}
+    return frozenset(found)
 
 
 def opened(module: ProjectModule, text: str, complete: bool) -> Opened:
