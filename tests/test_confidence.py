@@ -122,6 +122,7 @@ def test_a_program_that_trains_under_autocast_makes_it_likely(tmp_path: Path) ->
         ),
         ("ctx.save_for_backward(x, weight)\n        return x @ weight", "return x + weight"),
         ("ctx.save_for_backward(x, weight)", "ctx.save_for_backward(x, weight)\n        weight = weight.to(x.dtype)"),
+        ("return grad @ weight.t()", "dtype = grad.dtype\n        return grad @ weight.to(dtype).t()"),
     ],
 )
 def test_a_function_that_autocast_does_not_concern_is_not_told(tmp_path: Path, change: tuple[str, str]) -> None:

@@ -21,3 +21,8 @@ MULTIPLIES = re.compile(r" @ |matmul\(|mm\(|einsum\(|\blinear\(|\bconv\w*\(")
 LAUNCHES = re.compile(r"\[grid|\w\[\(|kernel|_cuda\b|triton|_ext\.|kernels\.")
 WEIGHTS = re.compile(r"(?:\w*_)?(?:weights?|bias(?:es)?|gamma|w\d?|W\d?)|D?W\d?")
 """Parameters by their name: what is kept in fp32 where the activations beside it come in half."""
+
+
+def settles(body: str) -> bool:
+    """Whether a body brings its inputs to one dtype by itself."""
+    return CASTS.search(body) is not None

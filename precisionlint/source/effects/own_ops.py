@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from precisionlint.events import CustomOp
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import Outcome, known_region, one, region_of, result, when
-from precisionlint.source.own_ops import CASTS, SENSITIVE
+from precisionlint.source.own_ops import SENSITIVE, settles
 from precisionlint.source.state import State
 from precisionlint.source.values import Class, Const, External, Func, Obj, Value, const, text_of
 
@@ -51,7 +51,7 @@ def launch(it: Interpreter, state: State, instr: p.Call, kernel: Func, args: Arg
     made = it.decorator_values.get(kernel.function, ())
     if any(name.startswith("triton.") for name in names) or any("triton" in text_of(value) for value in made):
         around = it.frames[state.frame].function
-        casts = around is not None and bool(CASTS.search(it.module_of(state).source_of(around)))
+        casts = around is not None and settles(it.module_of(state).source_of(around))
         own_op(it, state, instr, kernel, "launch", casts)
     return one(state, result(it, state, instr, kernel, args))
 
@@ -64,7 +64,7 @@ def own_op(
         region = None
     if kind == "op":
         source = func.module.source_of(func.function).partition("def ")[2]
-        autocast = autocast or bool(CASTS.search(source))
+        autocast = autocast or settles(source)
     defined = it.where_in(state, func.module, func.function.node, instr.at)
     it.emit(
         state, CustomOp(it.where(state, instr.at), when(state), func.function.name, kind, autocast, region, defined)
@@ -76,7 +76,11 @@ def function_apply(it: Interpreter, state: State, instr: p.Call, cls: Class, arg
     forward = state.heap.get(cls, {}).get("forward")
     if External("torch.autograd.Function") in it.mro(state, cls) and isinstance(forward, Func):
         decorators, _, source = forward.module.source_of(forward.function).partition("def ")
-        sound = "custom_fwd" in decorators or bool(CASTS.search(source)) or not SENSITIVE.search(source)
+        backward = state.heap.get(cls, {}).get("backward")
+        casts = settles(source) or (
+            isinstance(backward, Func) and settles(backward.module.source_of(backward.function))
+        )
+        sound = "custom_fwd" in decorators or casts or not SENSITIVE.search(source)
         region = known_region(region_of(state))
         if region is not None and region.device == "cpu":
             region = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Literal
 
-from precisionlint.source.own_ops import ALIGNS, CASTS, LAUNCHES, MULTIPLIES, WEIGHTS
+from precisionlint.source.own_ops import ALIGNS, LAUNCHES, MULTIPLIES, WEIGHTS, settles
 from precisionlint.valueflow import Defined
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ def function(frame: Frame, cls: Class) -> None:
     if cls.kind != "function" or forward is None or isinstance(forward.node, ast.Lambda):
         return
     if any("custom_fwd" in ast.unparse(each) for each in forward.node.decorator_list):
+        return
+    backward = cls.methods.get("backward")
+    if backward is not None and settles(ast.unparse(backward.node)):
         return
     setup = cls.methods.get("setup_context")
     kept = setup.node if setup is not None else forward.node
@@ -49,6 +52,6 @@ def tell(
     names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)][skip:]
     sizes = {"W", "w"} if {"H", "h"} & set(names) else set()
     mixes = any(WEIGHTS.fullmatch(name) for name in names if name not in sizes) and len(names) > 1
-    if CASTS.search(body) or ALIGNS.search(body) or not (MULTIPLIES.search(body) or (mixes and LAUNCHES.search(body))):
+    if settles(body) or ALIGNS.search(body) or not (MULTIPLIES.search(body) or (mixes and LAUNCHES.search(body))):
         return
     frame.tell(Defined(frame.at(at), (), at.name, kind, mixes))
