@@ -21,6 +21,7 @@ from precisionlint.valueflow import (
     Value,
     find,
     may_be_half,
+    named,
     number,
     same,
     sources,
@@ -112,23 +113,52 @@ def scale_after_matmul(state: None, event: Computed) -> Iterator[Any]:
 
 
 def dequantised(value: Value, scope: Scope) -> Iterator[Any]:
-    """``torch._int_mm(a, b) * scales``: sums of int8 products, which become half before they are scaled."""
+    """``torch._int_mm(a, b) * scales``, sums of int8 products that become half before they are scaled; and ``x @ w.to(x.dtype) * scales``
+    of weights that are still integers."""
     for product, factor in (value.inputs, value.inputs[::-1]):
-        total = matmul_of(product, SHOWN - {"cast"})
-        if total is None or not total.dtypes <= INTEGERS or not product.dtypes <= INTEGERS:
-            continue
-        known = "float16" in factor.dtypes
-        if known or (may_be_half(factor.dtypes) and scope.enabled is not False):
-            yield Hit(
+        for total in sources(product, SHOWN - {"cast"}):
+            if total.op not in ("matmul", "linear"):
+                continue
+            of_integers = total.dtypes <= INTEGERS and product.dtypes <= INTEGERS
+            if not of_integers and not (named(uncast(factor), SCALES) and any(map(quantised, total.inputs))):
+                continue
+            narrow = factor.dtypes if of_integers else total.dtypes
+            how = grade(narrow, scope)
+            if how is None or (how == "certain" and "float16" not in narrow):
+                continue
+            what = (
+                "sums of integer products are cast to"
+                if of_integers
+                else "products with integer weights are stored in"
+            )
+            yield hit(
                 "scale-after-matmul",
-                value.at,
-                f"sums of integer products are cast to the dtype of {'the fp16 scales' if known else likely_of(factor.dtypes)} before they are "
-                "scaled: 5 products of int8 can be above 65504, which is inf in fp16; multiply in fp32 and cast the result",
-                (Seen(total.at, "the integer product"),),
-                confidence="certain" if known else "likely",
-                needs=() if known else (Shows("fp16"),),
+                value,
+                how,
+                f"{what} {'fp16' if how == 'certain' else f'the dtype of {likely_of(narrow)}'} before they are scaled: 5 products of int8 can be "
+                "above 65504, which is inf in fp16; multiply in fp32 and cast the result",
+                (Shows("fp16"),),
+                (Seen(total.at, "the product"),),
             )
             return
+
+
+SCALES = re.compile(r"scale")
+QUANTISED = re.compile(r"int_?\d|int_data|quant|qweight|qdata|packed")
+
+
+def uncast(value: Value) -> Value:
+    return value.inputs[0] if value.op == "cast" and value.inputs else value
+
+
+def quantised(value: Value) -> bool:
+    """Whether a value is a cast of integers, by its dtype or its name."""
+    for source in sources(value):
+        if source.op == "cast" and source.inputs:
+            inner = source.inputs[0]
+            if (inner.dtypes <= INTEGERS) or named(inner, QUANTISED):
+                return True
+    return False
 
 
 def normalised_last(value: Value, scope: Scope) -> Iterator[Any]:

@@ -51,6 +51,8 @@ def external(frame: Frame, name: str, args: list[Value], options: dict[str, Valu
     last = name.rpartition(".")[2]
     if name in frame.flow.apis.autocast:
         return autocast(frame, name, args, options, node)
+    if name.endswith(".out_dtype") and len(args) > 2 and args[0].name.endswith("mm.default"):
+        return frame.made("matmul", args[2:], dtypes_named(args[1]) or UNKNOWN, node, last)
     if name.startswith("torch."):
         if name.startswith("torch.nn.") and not name.startswith("torch.nn.functional.") and last[:1].isupper():
             return made_module(frame, last, name, args, options, node)
@@ -356,6 +358,8 @@ def is_tensor(value: Value) -> bool:
     if value.op == "either":
         return all(is_tensor(option) for option in value.inputs)
     if value.op in ("constant", "unknown", "external", "size", "builtin", "constructed", "number", "dtype_of"):
+        return False
+    if value.dtypes == NUMBER:  # the type of a device
         return False
     return not (
         value.op in ("input", "attribute") and (DEVICE_NAME.search(value.name) or DTYPE_NAME.search(value.name))
