@@ -55,6 +55,49 @@ def train(model: nn.Module, loader, optimizer):
         optimizer.step()
 """
 
+ATTENTION = """
+import torch
+
+
+def weighted(q, k):
+    scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    return scores.softmax(-1)
+"""
+
+LOGITS = """
+import torch
+
+
+def weighted(logits, chosen):
+    return torch.log_softmax(logits, -1).gather(-1, chosen[..., None])
+"""
+
+LOSS = """
+import torch
+import torch.nn.functional as F
+
+
+def weighted(model, y):
+    return F.cross_entropy(model(y).flatten(0, 1), y.flatten())
+"""
+
+PARTS = """
+import torch
+
+
+class Parts(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda")
+    def forward(ctx, weighted, y):
+        powers = torch.exp(weighted)
+        return torch.log(powers.sum(-1)) - y
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx, grad):
+        return grad, None
+"""
+
 FP32 = "torch.enable_grad()"
 AUTOCAST = "torch.autocast('cuda', dtype=torch.bfloat16)"
 
@@ -98,7 +141,27 @@ def test_arithmetic_of_a_library_that_handles_no_dtypes_is_possible(tmp_path: Pa
     assert grades(found(tmp_path, select=["all"])) == {("softmax-in-half", "possible", "info")}
 
 
-@pytest.mark.parametrize("module", [SOFTMAX, OWN])
+@pytest.mark.parametrize(
+    ("module", "rule"),
+    [
+        (ATTENTION, "scale-after-matmul"),
+        (LOGITS, "softmax-in-half"),
+        (LOSS, "loss-on-half-logits"),
+        (PARTS, "softmax-in-half"),
+    ],
+)
+def test_what_callers_or_values_decide_is_possible_even_under_autocast(tmp_path: Path, module: str, rule: str) -> None:
+    project(tmp_path, region=AUTOCAST, library=module)
+    assert found(tmp_path) == []
+    weights = "\n\ndef half(model):\n    return model.to(dtype=torch.bfloat16)\n"
+    if module is not ATTENTION:  # which needs fp16, not bf16
+        (tmp_path / "train.py").write_text((tmp_path / "train.py").read_text() + weights)
+        assert grades(found(tmp_path, select=["all"])) == {(rule, "possible", "info")}
+    (tmp_path / "train.py").unlink()
+    assert grades(found(tmp_path, select=["all"])) == {(rule, "possible", "info")}
+
+
+@pytest.mark.parametrize("module", [SOFTMAX, OWN, ATTENTION, LOGITS, LOSS])
 def test_a_program_that_trains_in_fp32_decides_itself(tmp_path: Path, module: str) -> None:
     project(tmp_path, region=FP32, library=module)
     assert found(tmp_path, select=["all"]) == []

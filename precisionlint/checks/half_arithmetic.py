@@ -14,6 +14,7 @@ from typing import Any
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.findings import Confidence, Severity
 from precisionlint.valueflow import (
+    VIEWS,
     Computed,
     Dtypes,
     Scope,
@@ -22,6 +23,7 @@ from precisionlint.valueflow import (
     find,
     known_half,
     may_be_half,
+    named,
     number,
     same,
     shown_by,
@@ -244,7 +246,9 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
         made_here = any(
             s.op in ("linear", "matmul") or (s.op == "layer" and s.name == "Linear") for s in sources(value.inputs[0])
         )
-        if how == "certain" or (how == "likely" and made_here and value.op == "logsumexp"):
+        if how == "likely" and not (made_here and value.op == "logsumexp"):
+            how = "possible" if made_here or logits(value.inputs[0]) else None
+        if how is not None:
             lifted = value.op == "log_softmax"
             yield hit(
                 "softmax-in-half",
@@ -252,7 +256,7 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
                 how,
                 f"{value.op} is stored in {kept_in(how, value.dtypes)}: bf16 is off by "
                 f"up to 0.06 at values of 10; give it fp32 ({'dtype=torch.float32' if lifted else '.float()'})",
-                (TRAINING, shown_by(value.dtypes)),
+                (TRAINING, HALF_SHOWN if how == "possible" else shown_by(value.dtypes)),
             )
     elif value.op == "log" and value.inputs and (total := sum_of_exp(value.inputs[0])) is not None:
         how = unless_handed_in(grade(total.dtypes, event.scope), total, event.scope)
@@ -301,6 +305,18 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
             (TRAINING, shown_by(top.dtypes)),
             (Seen(top.at, "exp"), Seen(total.at, "its sum"), Seen(value.at, "their quotient")),
         )
+
+
+LOGITS = re.compile(r"logits?$")
+
+
+def logits(value: Value) -> bool:
+    """Whether a value is what a model gives, or is called logits."""
+    return named(value, LOGITS) or any(source.op in ("layer", "linear") for source in sources(value, VIEWS | SCALED))
+
+
+SCALED = frozenset({"div", "mul"})
+"""By a temperature."""
 
 
 def sum_of_exp(value: Value) -> Value | None:

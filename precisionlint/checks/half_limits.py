@@ -17,9 +17,11 @@ from precisionlint.checks.half_arithmetic import (
     grade,
     hit,
     kept_in,
+    logits,
     short,
     trains,
 )
+from precisionlint.findings import Confidence
 from precisionlint.valueflow import (
     Computed,
     Scope,
@@ -28,6 +30,7 @@ from precisionlint.valueflow import (
     constant,
     find,
     known_half,
+    may_be_half,
     number,
     shown_by,
     sources,
@@ -159,20 +162,29 @@ def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
     region = event.scope.region
     if value.op != "cross_entropy" or not value.inputs or not trains(event.scope):
         return
-    logits = value.inputs[0]
-    if not known_half(logits.dtypes) or (region is not None and region.device != "cuda"):  # CPU's autocast lifts it
+    given = value.inputs[0]
+    if region is not None and region.device != "cuda":  # CPU's autocast lifts it
         return
-    # A loss inside CUDA's region is how every program has it; there only a cast to half is this one's.
-    if region is not None and not find(logits, cast_to_half, lambda v: v.op in ("layer", "linear", "matmul"), 24):
-        return
+    how: Confidence = "certain"
+    # A loss inside CUDA's region is how every program has it; there only a cast to half is this one's. What a model gives may be anything.
+    if not known_half(given.dtypes) or (
+        region is not None and not find(given, cast_to_half, lambda v: v.op in ("layer", "linear", "matmul"), 24)
+    ):
+        if (
+            event.scope.enabled is False
+            or not (known_half(given.dtypes) or may_be_half(given.dtypes))
+            or not logits(given)
+        ):
+            return
+        how = "possible"
     yield hit(
         "loss-on-half-logits",
         value,
-        "certain",
-        f"cross entropy of {short(logits.dtypes)} logits: the loss is off in its third digit, "
+        how,
+        f"cross entropy of {short(given.dtypes)} logits: the loss is off in its third digit, "
         "and so are its gradients; cast the logits to float first",
-        (),
-        (Seen(logits.at, "the logits"),) if logits.at is not None else (),
+        () if how == "certain" else (TRAINING, Shows("half")),
+        (Seen(given.at, "the logits"),) if given.at is not None else (),
     )
 
 

@@ -96,6 +96,8 @@ def fitting(constant: float) -> str:
 
 SHOWN = frozenset({"view", "either", "index", "attribute", "cast"})
 """What shows a product again: a cast of what has overflowed comes too late."""
+BETWEEN = frozenset({"masked_fill", "add", "sub", "where", "clamp", "dropout"})
+"""What else may stand between scores and their softmax."""
 BOUNDED = frozenset({"softmax", "sigmoid", "tanh", "normalize", "layer_norm", "rms_norm", "norm", "mul", "div"})
 """What keeps the operands of a product small, or scales them before it."""
 
@@ -106,10 +108,50 @@ def scale_after_matmul(state: None, event: Computed) -> Iterator[Any]:
     value, scope = event.value, event.scope
     if scope.kind == "test" or not value.inputs:
         return
-    if value.op in ("mul", "div") and len(value.inputs) == 2:
+    if value.op == "softmax":
+        yield from scaled_scores(value, scope)
+    elif value.op in ("mul", "div") and len(value.inputs) == 2:
         yield from dequantised(value, scope)
         if value.op == "div":
             yield from normalised_last(value, scope)
+
+
+def scaled_scores(soft: Value, scope: Scope) -> Iterator[Any]:
+    """``softmax(q @ k * scale)``: how most have it, and a fault where activations are large alone, hence never more than possible."""
+    for scaled in sources(soft.inputs[0], SHOWN | BETWEEN):
+        if scaled.op not in ("mul", "div") or len(scaled.inputs) != 2:
+            continue
+        left, right = scaled.inputs
+        for product, factor in ((left, right), (right, left))[: 1 if scaled.op == "div" else 2]:
+            scores = matmul_of(product)
+            if scores is None or not scales_down(factor, scaled.op) or bounded(scores):
+                continue
+            how = grade(scores.dtypes, scope)
+            if how is None or (how == "certain" and "float16" not in scores.dtypes):
+                continue
+            yield hit(
+                "scale-after-matmul",
+                scaled,
+                "possible",
+                f"the scores are stored in {fp16_of(how, scores)} before they are scaled: one above 65504 is inf there, and the softmax NaN, "
+                "although scaled it would fit; scale the queries before the product",
+                (TRAINING, Shows("fp16")),
+                (Seen(scores.at, "the product"), Seen(soft.at, "its softmax")),
+            )
+            return
+
+
+MADE = frozenset({"layer", "linear", "matmul", "parameter", "softmax", "cross_entropy"})
+"""What no factor is made of that only scales."""
+UPWARDS = re.compile(r"temp|tau")
+
+
+def scales_down(factor: Value, op: str) -> bool:
+    """Whether a factor is one number for all, and makes smaller as far as it is known."""
+    known = number(factor)
+    if known is not None:
+        return abs(known) < 1.0 if op == "mul" else abs(known) > 1.0
+    return find(factor, lambda v: v.op in MADE or bool(UPWARDS.search(v.name)), limit=24) is None
 
 
 def dequantised(value: Value, scope: Scope) -> Iterator[Any]:
@@ -127,9 +169,7 @@ def dequantised(value: Value, scope: Scope) -> Iterator[Any]:
             if how is None or (how == "certain" and "float16" not in narrow):
                 continue
             what = (
-                "sums of integer products are cast to"
-                if of_integers
-                else "products with integer weights are stored in"
+                "sums of integer products are cast to" if of_integers else "products with integer weights are stored in"
             )
             yield hit(
                 "scale-after-matmul",
