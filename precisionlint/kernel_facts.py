@@ -20,7 +20,7 @@ class Typed:
     """A dtype that a value has: ``sure`` where the kernel itself says so, else a launch that the file shows does (``at``).
 
     ``FOLLOWS``: the dtype of a tensor that the file's callers hand in, half where that is; ``of``: the pointers that it reaches the kernel by;
-    ``narrowed``: what was fp32 was converted to it.
+    ``narrowed``: what was fp32 was converted to it; ``handed``: the file shows the launch, else it stands elsewhere.
     """
 
     dtype: str
@@ -28,6 +28,7 @@ class Typed:
     at: Place | None = None
     of: frozenset[str] = frozenset()
     narrowed: bool = False
+    handed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

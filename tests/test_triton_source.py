@@ -324,6 +324,14 @@ def test_what_a_kernel_narrows_to_the_callers_dtype_counts_on_every_path(tmp_pat
     assert found(tmp_path, body, "def launch(x):\n    " + TAKEN) == [("triton-half-reduction", "likely")]
 
 
+def test_a_kernel_that_another_file_launches_is_possible_and_shown_to_who_asks(tmp_path: Path):
+    path = tmp_path / "kernels.py"
+    path.write_text(HEAD + "    z = tl.load(y_ptr).to(tl.float32)\n    " + SUMS, encoding="utf-8")
+    assert check([str(path)], select=RULES, isolated=True).findings == ()
+    (shown,) = check([str(path)], select=RULES, min_confidence="possible", isolated=True).findings
+    assert (shown.rule, shown.severity, shown.confidence) == ("triton-half-reduction", "info", "possible")
+
+
 def test_one_launch_of_several_is_enough(tmp_path: Path):
     after = LAUNCH + (
         "a = torch.ones(8, 8, dtype=torch.bfloat16)\nlaunch(a, a)\n"

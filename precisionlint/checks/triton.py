@@ -92,10 +92,10 @@ def follows(rule: str, event: Accumulated | Reduced, what: str, made: Any) -> It
     yield Hit(
         rule,
         event.at,
-        f"{what} {pointers}, which is that of the caller's tensor: of bf16 numbers it keeps 8 bits (ones stop to count at {STALLS['bf16']}), of "
+        f"{what} {pointers}, which callers decide: of bf16 numbers it keeps 8 bits (ones stop to count at {STALLS['bf16']}), of "
         f"fp16 {DIGITS['fp16']}; Triton does not widen it: convert to tl.float32 first",
         (Seen(made, f"in the dtype of {pointers}"), Seen(event.at, "added up in it")),
-        confidence="likely",
+        confidence="likely" if event.dtype.handed else "possible",
         needs=(Shows("half"),),
     )
 

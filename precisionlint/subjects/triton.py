@@ -68,14 +68,14 @@ def read(file: File) -> Iterator[Event]:
     if not functions:
         return
     constants = _constants(file)
-    launched = reaching(file, functions)
+    given, launched = reaching(file, functions)
     aware = bool(AWARE.search(file.text))
     seen: set[tuple[Place, Event]] = set()
     helpers = {name for node in functions.values() for name in _called(node) if name in functions}
     for name, node in functions.items():
-        if name in helpers and not launched[name]:
+        if name in helpers and not given[name]:
             continue  # it is read where it is called, with what is known there
-        kernel = _Kernel(file, functions, constants, launched[name])
+        kernel = _Kernel(file, functions, constants, given[name] if name in launched else None)
         kernel.run(node)
         for fact in kernel.facts:
             if isinstance(fact, (Accumulated, Reduced)) and fact.dtype.dtype == FOLLOWS and not aware:
@@ -93,8 +93,9 @@ class _Kernel:
         file: File,
         functions: Mapping[str, ast.FunctionDef],
         constants: Mapping[str, Value],
-        launched: Mapping[str, Reaching],
+        launched: Mapping[str, Reaching] | None,
     ) -> None:
+        """``launched``: the dtypes that the file's launches bring; None where another file launches the kernel."""
         self.file = file
         self.functions = functions
         self.constants = constants
@@ -114,7 +115,8 @@ class _Kernel:
     def element(self, pointer: str) -> Reaching:
         """The dtypes of what a pointer points to. What follows the caller's tensor does so for its numbers, not for statistics of them
         that are kept in fp32 by custom, nor for indices."""
-        found = self.launched.get(pointer, NOTHING)
+        elsewhere = frozenset({Typed(FOLLOWS, False, handed=False)})
+        found = self.launched.get(pointer, NOTHING) if self.launched is not None else elsewhere
         if len(found) == 1 and FOLLOWS in {each.dtype for each in found} and NOT_FOLLOWING.search(pointer):
             return NOTHING
         return frozenset(replace(each, of=frozenset({pointer})) if each.dtype == FOLLOWS else each for each in found)
@@ -210,7 +212,8 @@ class _Body:
         loop = self.loops[-1]
         before = loop.before[name]
         words = {each.dtype for each in result.dtypes}
-        dtype = replace(before, dtypes=frozenset(each for each in before.dtypes if each.dtype in words)).one_of(SUMS)
+        kept = before.dtypes if FOLLOWS in words else frozenset(each for each in before.dtypes if each.dtype in words)
+        dtype = replace(before, dtypes=kept).one_of(SUMS)
         if before.pointer or dtype is None:
             return
         inside = [each for part in ([added] if added is not None else [node]) for each in ast.walk(part)]

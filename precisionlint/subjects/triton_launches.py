@@ -85,15 +85,15 @@ class _Saved:
     tensors: list[Reaching] = field(default_factory=list)
 
 
-def reaching(file: File, kernels: Mapping[str, ast.FunctionDef]) -> dict[str, dict[str, Reaching]]:
-    """Kernel name -> parameter -> the dtypes with which the file's launches reach it."""
+def reaching(file: File, kernels: Mapping[str, ast.FunctionDef]) -> tuple[dict[str, dict[str, Reaching]], set[str]]:
+    """(kernel name -> parameter -> the dtypes with which the file's launches reach it, the kernels that it launches)."""
     flow = _Flow(file, kernels)
     for _ in range(ROUNDS):
         before = flow.known()
         flow.module()
         if flow.known() == before:
             break
-    return flow.found
+    return flow.found, flow.launched
 
 
 class _Flow:
@@ -101,6 +101,7 @@ class _Flow:
         self.file = file
         self.kernels = kernels
         self.found: dict[str, dict[str, Reaching]] = {name: {} for name in kernels}
+        self.launched: set[str] = set()
         groups = {
             method: saved
             for node in ast.walk(file.syntax)
@@ -256,6 +257,7 @@ class _Flow:
         function = node.func.value if isinstance(node.func, ast.Subscript) else node.func
         name = function.id if isinstance(function, ast.Name) else ""
         if isinstance(node.func, ast.Subscript) and name in self.kernels:
+            self.launched.add(name)
             self.hand(node, self.kernels[name].args, self.found[name], scope)
         elif name in self.functions:
             called = self.functions[name]

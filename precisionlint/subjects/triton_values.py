@@ -139,7 +139,7 @@ def promoted(left: Value, right: Value) -> Value:
 
 def _wider(a: Typed, b: Typed) -> Typed:
     if a.dtype == b.dtype == FOLLOWS:
-        return replace(a, of=a.of | b.of, narrowed=a.narrowed or b.narrowed)
+        return replace(a, of=a.of | b.of, narrowed=a.narrowed or b.narrowed, handed=a.handed and b.handed)
     order = ("fp64", "fp32", FOLLOWS, "bf16", "fp16")
     for word in order:
         for each, other in ((a, b), (b, a)):
