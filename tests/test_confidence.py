@@ -218,6 +218,39 @@ def test_the_command_shows_it_on_request_and_passes(tmp_path: Path) -> None:
     assert "possible" not in hidden.stdout
 
 
+TRAINER = """
+import torch
+from models import build
+
+
+def train(loader, config):
+    model, optimizer = build(config)
+    for x in loader:
+        loss = model(x.to("cuda"))
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("", ""), True),
+        (("import build\n", "import build\n\ntorch.set_float32_matmul_precision('highest')\n"), False),
+        (("loss = model", "with torch.autocast('cuda', torch.bfloat16):\n            loss = model"), False),
+        (("build(config)", "build(config, dtype=torch.bfloat16)"), False),
+        (('"cuda"', '"cpu"'), False),
+    ],
+)
+def test_fp32_products_of_a_model_that_another_file_makes_are_possible(
+    tmp_path: Path, change: tuple[str, str], told: bool
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINER.replace(*change) if change[0] else TRAINER)
+    assert check([str(tmp_path / "train.py")], select=["tf32-off"]).findings == ()
+    shown = check([str(tmp_path / "train.py")], select=["all"]).findings
+    assert [each.confidence for each in shown if each.rule == "tf32-off"] == ["possible"] * told
+
+
 def test_a_comment_that_silences_what_is_only_possible_is_of_use(tmp_path: Path) -> None:
     text = OWN.replace(
         "Function):", "Function):  # precisionlint: ignore[function-without-custom-fwd] never under autocast"

@@ -8,7 +8,7 @@ from typing import Any
 
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
 from precisionlint.checks.tf32_switches import CUDNN, FLAGS, GET, MATMUL, NEW, SET, Switches
-from precisionlint.events import Event, Op, Opened, Owns, Setting, Step, Weights, WeightsTake, covers
+from precisionlint.events import Backward, Event, Known, Op, Opened, Owns, Setting, Step, Weights, WeightsTake, covers
 from precisionlint.findings import Confidence
 from precisionlint.valueflow import Called, Ended, Touched
 
@@ -79,9 +79,11 @@ def settle(program: Program) -> Program:
 FAMILY = Family(Automaton("matmul-precision", Program(), advance, settle))
 
 
-@FAMILY.rule("tf32-off", Op, Setting, Step)
-def tf32_off(program: Program, event: Op | Setting | Step) -> Iterator[Any]:
-    if isinstance(event, Op):
+@FAMILY.rule("tf32-off", Op, Setting, Step, Backward)
+def tf32_off(program: Program, event: Op | Setting | Step | Backward) -> Iterator[Any]:
+    if isinstance(event, Backward):
+        yield from of_another_file(program, event)
+    elif isinstance(event, Op):
         if event.dtypes[0] is not None:
             yield Evidence(("half", event.inputs[0]))
     elif isinstance(event, Setting):
@@ -97,6 +99,23 @@ def tf32_off(program: Program, event: Op | Setting | Step) -> Iterator[Any]:
                 (ran.seen, Seen(event.at, "the optimizer steps", event.when)),
                 unless=("matmul precision", ("half", ran.module)),
             )
+
+
+def of_another_file(program: Program, event: Backward) -> Iterator[Any]:
+    """A backward that nothing in the program makes half, of a model or an optimizer that another file makes."""
+    scaled = event.scale is not None and event.scale != Known(None)
+    if scaled or event.loss_region or event.open_region or event.engine or program.half:
+        yield Evidence("half")
+    elif program.cuda and event.scale is not None:
+        yield Hit(
+            "tf32-off",
+            program.at,
+            "nothing in this CUDA program makes its training half, and it never sets the matmul precision: fp32 products run outside the TF32 "
+            'tensor cores (67 of 495 TFLOP/s on an H100); torch.set_float32_matmul_precision("high") turns them on',
+            (Seen(event.at, "gradients of a loss outside every half region", event.when),),
+            confidence="possible",
+            unless=("matmul precision", "half"),
+        )
 
 
 def switched(program: Program, event: Touched | Called) -> Program:

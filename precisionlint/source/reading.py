@@ -23,6 +23,7 @@ from precisionlint.source.thinning import thin
 from precisionlint.source.values import Class, Func, Obj, Value
 
 CUDA = re.compile(r"\.cuda\b|[\"']cuda|torch\.cuda\.")
+HALF = re.compile(r"autocast|bfloat16|float16|[bf][pf]?16\b|\.half\(|\bamp\b|deepspeed|[Aa]ccelerat|lightning")
 ROOT_STATES = 4
 """From how many of the states that a file's top level (or a class's __init__) leaves its other roots start."""
 STAGES = "_per_optimizer_states"
@@ -282,8 +283,12 @@ def read(project: Project, module: ProjectModule, judge: Judge, assume: dict[str
         and not any(fact in evidence for fact in hit.unless)
         and all(fact in evidence for fact in hit.needs)
     ]
-    if any(hit.rule == "tf32-off" for hit in hits) and project.sets_matmul_precision(module.path):
-        hits = [hit for hit in hits if hit.rule != "tf32-off"]
+    if any(hit.rule == "tf32-off" for hit in hits):
+        silent = project.sets_matmul_precision(module.path)
+        half = HALF.search(module.text) is not None  # it may reach what the paths do not show
+        hits = [
+            hit for hit in hits if hit.rule != "tf32-off" or not (silent or (half and hit.confidence == "possible"))
+        ]
     if STAGES in module.text:  # the program asks the scaler how far it is: its branches are right where ours may not be
         hits = [hit for hit in hits if hit.rule not in STAGED]
     return Reading(tuple(hits), it.coverage)
