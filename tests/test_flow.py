@@ -101,6 +101,25 @@ def test_functions_are_read_wherever_the_top_level_defines_them(code: Code):
     assert read.returned("other") == only("bfloat16")
 
 
+def test_what_a_function_of_the_backward_calls_belongs_to_it(code: Code):
+    read = code(
+        """
+        def product(a, b):
+            return torch._scaled_mm(a, b, use_fast_accum=True)
+
+        def linear_forward(x, w):
+            return product(x, w)
+
+        def linear_backward(g, w):
+            @torch.compile
+            def compiled(g, w):
+                return torch._scaled_mm(g, w, use_fast_accum=True)
+            return compiled(g, w)
+        """
+    )
+    assert read.faults() == [(14, "fp8-fast-accumulation-in-backward", "certain")]
+
+
 def test_an_attribute_is_what_the_method_set_last(code: Code):
     read = code(
         """

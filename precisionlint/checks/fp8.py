@@ -32,10 +32,14 @@ LIMIT_NAME = re.compile(r"(?:fp8|f8|e4m3|e5m2|float8|quant|q|w_dtype).*max|max_?
 E4M3 = frozenset({"float8_e4m3fn"})
 """The format whose casts saturate from torch 2.12 on."""
 FP8_NAME = re.compile(r"f(?:p|loat)?8|e4m3|e5m2|w_dtype|quant", re.I)
+GIVEN = frozenset({"input", "buffer", "parameter"})
+"""What does not come from the values at hand."""
 SCALED = frozenset({"view", "either", "cast", "clamp", "round"})
 """Ops through which scaled values stay what they are, NaN among them."""
 AMAX_NAME = re.compile(r"(?:^|_)(?:amax|abs_?max|max_?abs)$")
 SCALE_NAME = re.compile(r"scale|inv_s|amax")
+GRADIENT = re.compile(r"backward|grad_?(?:weight|input)|dgrad|wgrad")
+PRODUCT = re.compile(r"scaled|gemm|mm(?:_|$)|matmul|f8f8")
 OUTSIDE_TRAINING = re.compile(r"convert|export|infer|generat")
 GUARDS = frozenset({"clamp", "maximum", "where", "nan_to_num", "masked_fill", "add"})
 SHOWN = frozenset({"view", "either", "cast", "attribute", "stack", "index"})
@@ -220,6 +224,8 @@ def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
     if scaled is None or len(scaled.inputs) != 2:
         return
     at = next((place for place in (1, 0) if is_scale(scaled.inputs[place])), None)
+    if at is None and scaled.op == "div" and all(s.op in GIVEN for s in sources(scaled.inputs[1], SHOWN)):
+        at = 1
     if at is None or fixed(scaled.inputs[1 - at]):  # a multiple of the scale itself
         return
     if own_amax(scaled.inputs[at], scaled.inputs[1 - at]):
@@ -299,19 +305,28 @@ def upstream(value: Value, limit: int = 40) -> set[int]:
 
 @FAMILY.rule("fp8-fast-accumulation-in-backward", Called)
 def fp8_fast_accumulation_in_backward(state: None, event: Called) -> Iterator[Any]:
-    flag = event.value.options.get("use_fast_accum")
-    if flag is None or flag.constant is not True or "scaled" not in event.value.name:
-        return
-    if event.scope.kind != "backward" and not re.search(
-        r"backward|grad_?(?:weight|input)|dgrad|wgrad", event.scope.function
-    ):
-        return
-    yield Hit(
+    options = event.value.options
+    if event.scope.kind == "backward" or GRADIENT.search(event.scope.function):
+        flag, split = options.get("use_fast_accum"), options.get("use_split_accumulator")
+        if flag is not None and flag.constant is True and PRODUCT.search(event.value.name):
+            fix = Remedy((Change("argument", event.at, "use_fast_accum", "False"),))
+            yield fast(flag.at, "use_fast_accum=True", "False", Seen(event.at, "a product of gradients"), fix)
+        elif split is not None and split.constant is False and PRODUCT.search(event.value.name):
+            fix = Remedy((Change("argument", event.at, "use_split_accumulator", "True"),))
+            yield fast(split.at, "use_split_accumulator=False", "True", Seen(event.at, "a product of gradients"), fix)
+    for name, given in options.items():  # a configuration of the product that makes a gradient
+        flag = given.options.get("use_fast_accum") if GRADIENT.search(name) else None
+        if flag is not None and flag.constant is True:
+            yield fast(flag.at, "use_fast_accum=True", "False", Seen(given.at, f"handed on as {name}"), None)
+
+
+def fast(at: Any, what: str, instead: str, seen: Seen, fix: Remedy | None) -> Hit:
+    return Hit(
         "fp8-fast-accumulation-in-backward",
-        flag.at,
-        "use_fast_accum=True in the backward: Hopper then keeps partial sums of gradients in 14 bits; pass False here (the forward can bear it)",
-        (Seen(event.at, "a product of gradients"),),
-        fix=Remedy((Change("argument", event.at, "use_fast_accum", "False"),)),
+        at,
+        f"{what} in the backward: Hopper then keeps partial sums of gradients in 14 bits; pass {instead} here (the forward can bear it)",
+        (seen,),
+        fix=fix,
     )
 
 

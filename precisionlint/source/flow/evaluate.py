@@ -406,7 +406,7 @@ class Frame:
                 receiver = func.inputs[0] if func.inputs else None
                 return self.enter_call(func.ref, [] if starred else args, {} if starred else options, receiver, node)
             case "class":
-                return self.construct(func.ref, node)
+                return self.construct(func.ref, {} if starred else options, node)
             case "instance" if func.ref is not None:
                 method = func.ref.method("forward") or func.ref.method("__call__")
                 if method is not None:
@@ -458,9 +458,11 @@ class Frame:
         finally:
             self.flow.running.pop()
 
-    def construct(self, cls: Class, node: ast.Call) -> Value:
+    def construct(self, cls: Class, options: dict[str, Value], node: ast.Call) -> Value:
         self.flow.prepare(cls)
-        return instance(cls)
+        made = Value("instance", at=self.at(node), name=cls.node.name, ref=cls, options=options)
+        self.tell(Called(made.at, (), made, self.scope))
+        return made
 
     def binary_(self, node: ast.BinOp) -> Value:
         return self.binary(BINARY[type(node.op)], self.expr(node.left), self.expr(node.right), node)

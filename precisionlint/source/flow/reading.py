@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from precisionlint.valueflow import Ended, Scope, Value
 if TYPE_CHECKING:
     from precisionlint.subjects import File
 
+BACKWARD = re.compile(r"(?:^|_)(?:backward|bwd|dgrad|wgrad)(?:_|$)")
+"""Functions that compute gradients, by their names: what they call does so too."""
 SOURCES = 24
 """How many files of the project one file's values are followed into."""
 BUDGET = 150_000
@@ -175,7 +178,7 @@ def scope_of(function: Function, caller: Scope) -> Scope:
         kind = "backward" if function.name == "backward" else "forward"
     if kind in ("", "module") and (function.name.startswith("test") or TEST_FILE.search(function.source.file.display)):
         kind = "test"
-    if caller.kind == "backward":
+    if caller.kind == "backward" or BACKWARD.search(caller.function):
         kind = "backward"
     name = owner.node.name if owner else ""
     guarded = "version" if caller.guarded == "version" else ""
