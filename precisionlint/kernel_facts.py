@@ -33,12 +33,14 @@ class Typed:
 
 @dataclass(frozen=True, slots=True)
 class Accumulated(Event):
-    """A loop adds to ``name``, which was made with this dtype at ``made`` and is handed on from turn to turn."""
+    """A loop adds to ``name``, which was made with this dtype at ``made`` and is handed on from turn to turn; or, where it is ``shared``,
+    the programs of a launch add to what it points to, each for itself (``tl.atomic_add``)."""
 
     name: str
     dtype: Typed
     made: Place
     by_dot: bool
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

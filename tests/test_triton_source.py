@@ -324,6 +324,29 @@ def test_what_a_kernel_narrows_to_the_callers_dtype_counts_on_every_path(tmp_pat
     assert found(tmp_path, body, "def launch(x):\n    " + TAKEN) == [("triton-half-reduction", "likely")]
 
 
+ADDED = "tl.atomic_add(y_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + tl.arange(0, BLOCK)).to(tl.float32))"
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        (
+            "def launch(x):\n    y = torch.zeros(128, dtype=torch.bfloat16)\n    kernel[(8,)](x, y, x.numel(), 128)",
+            True,
+        ),
+        ("def launch(x, y):\n    kernel[(8,)](x, y, x.numel(), 128)", True),
+        (
+            "def launch(x):\n    y = torch.zeros(128, dtype=torch.float32)\n    kernel[(8,)](x, y, x.numel(), 128)",
+            False,
+        ),
+        ("def launch(x, y):\n    y = y.to(torch.float32)\n    kernel[(8,)](x, y, x.numel(), 128)", False),
+        ("def launch(x, count):\n    y = torch.zeros(count)\n    kernel[(8,)](x, y, x.numel(), 128)", False),
+    ],
+)
+def test_programs_that_add_to_half_tensors_are_found(tmp_path: Path, after: str, told: bool):
+    assert found(tmp_path, ADDED, after) == [("triton-half-accumulator", "likely")] * told
+
+
 def test_a_kernel_that_another_file_launches_is_possible_and_shown_to_who_asks(tmp_path: Path):
     path = tmp_path / "kernels.py"
     path.write_text(HEAD + "    z = tl.load(y_ptr).to(tl.float32)\n    " + SUMS, encoding="utf-8")

@@ -29,8 +29,19 @@ def triton_half_accumulator(state: None, event: Accumulated | Dotted) -> Iterato
         return
     dtype = event.dtype.dtype
     if dtype == FOLLOWS:
-        yield from follows("triton-half-accumulator", event, f"'{event.name}' is summed up in the dtype of", event.made)
+        how = "tl.atomic_add adds in" if event.shared else f"'{event.name}' is summed up in"
+        yield from follows("triton-half-accumulator", event, f"{how} the dtype of", event.made)
     if dtype not in HALVES:
+        return
+    if event.shared:
+        yield Hit(
+            "triton-half-accumulator",
+            event.at,
+            f"tl.atomic_add to '{event.name}' adds in {dtype}: each program of the launch rounds the sum to {DIGITS[dtype]} bits, in an order "
+            "that differs from run to run; add to an fp32 tensor and convert it once",
+            (*_shown(event.dtype), Seen(event.at, "added to by each program")),
+            confidence=_confidence(event.dtype),
+        )
         return
     what = "the products of each tile" if event.by_dot else "each term"
     yield Hit(

@@ -91,7 +91,7 @@ ARITHMETIC = (
 )  # fmt: skip
 """What an op or a call of value flow's rules is called."""
 
-KERNELS = (b".dot(", b".sum(", b".cumsum(", b".zeros(", b".full(", b".fma(", b".max(")
+KERNELS = (b".dot(", b".sum(", b".cumsum(", b".zeros(", b".full(", b".fma(", b".max(", b".atomic_add(")
 """What a Triton kernel calls of which anything can be said."""
 
 SUBJECTS: tuple[Subject, ...] = (

@@ -32,7 +32,7 @@ from precisionlint.subjects.triton_values import (
 )
 
 NOT_FOLLOWING = re.compile(
-    r"mean|std|var|lse|delta|max|sum|scale|norm|inv|stat|acc|part|tmp|buf|ws|work|lock|count|idx|ind|len|seq|mask|pos|off|num|label|target|token|"
+    r"mean|std|var|lse|delta|max|sum|scale|norm|inv|stat|acc|part|tmp|buf|ws|work|lock|count|idx|ind|len|seq|mask|pos|off|num|label|target|"
     r"expert|id(?:s|_|$)|size|freq|cos|sin|loss|prob|score_bias|beta|decay|gate|state|hist|lut|table|(?:^|_)[mldLMDg](?:_|$)",
     re.IGNORECASE,
 )
@@ -340,6 +340,12 @@ class _Body:
             return Value(given.dtypes, number=0.0 if api == "zeros" else fill.number)
         if api == "dot":
             return self.dot(node, values, named, scope)
+        if api == "atomic_add" and first.pointer:
+            held = Value(self.kernel.element(first.pointer)).one_of(SUMS)
+            if held is not None:
+                at = self.file.place(node)
+                self.tell(Accumulated(at, (), first.pointer, held, at, by_dot=False, shared=True))
+            return UNKNOWN
         if api in ADDING and first.dtypes:
             return self.reduction(node, api, first, named)
         return applied(api, values, named, self.file.place(node))
