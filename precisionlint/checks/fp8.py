@@ -249,14 +249,25 @@ def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
 def rounded_scale(cast: Value, scaled: Value, scale: Value, known: bool) -> Iterator[Hit]:
     """An amax over the limit that is itself a small number of fp16, with no floor under it: rounded, it is too small by up to a half."""
     found = raw_scale(scale)
-    if found is None or found[2] or not may_be_half(scaled.dtypes - WIDE) or "bfloat16" in scaled.dtypes:
+    if found is None or found[2]:
+        return
+    seen = (Seen(scaled.at, "scaled by it"), Seen(cast.at, "cast with nothing to saturate it"))
+    if not may_be_half(scaled.dtypes - WIDE) or "bfloat16" in scaled.dtypes:
+        yield Hit(
+            "fp8-cast-without-clamp",
+            found[0].at,
+            "this scale of the values' own amax has no floor, and nothing saturates the cast: below an amax of 8.5e-42 in fp32, or 5.2e-37 in "
+            "bf16, it is rounded so coarsely that scaled values lie beyond 464, NaN in E4M3 (before torch 2.12); give it a floor, and clamp",
+            seen,
+            confidence="possible",
+        )
         return
     yield Hit(
         "fp8-cast-without-clamp",
         found[0].at,
         "where the values are fp16 so is their scale, and it has no floor: below an amax of 3.6e-4 it is rounded so coarsely that scaled values "
         "lie beyond 464, which E4M3 makes NaN (before torch 2.12); scale in fp32, and clamp to the format's limits before the cast",
-        (Seen(scaled.at, "scaled by it"), Seen(cast.at, "cast with nothing to saturate it")),
+        seen,
         confidence="certain" if known and scaled.dtypes == {"float16"} else "likely",
         needs=() if scaled.dtypes == {"float16"} else (Shows("fp16"),),
     )
