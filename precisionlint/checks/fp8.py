@@ -224,7 +224,8 @@ def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
     if scaled is None or len(scaled.inputs) != 2:
         return
     at = next((place for place in (1, 0) if is_scale(scaled.inputs[place])), None)
-    if at is None and scaled.op == "div" and all(s.op in GIVEN for s in sources(scaled.inputs[1], SHOWN)):
+    given = at is None and scaled.op == "div" and all(s.op in GIVEN for s in sources(scaled.inputs[1], SHOWN))
+    if given:
         at = 1
     if at is None or fixed(scaled.inputs[1 - at]):  # a multiple of the scale itself
         return
@@ -237,7 +238,7 @@ def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
         "scaled values are cast to FP8 with nothing to saturate them, and the scale is not that of their own amax: what lies beyond the format's "
         "largest value becomes NaN in E4M3 (before torch 2.12) and Inf in E5M2; clamp to its limits first",
         (Seen(scaled.at, "scaled here"),),
-        confidence="certain" if known else "likely",
+        confidence="possible" if given else "certain" if known else "likely",
         fix=Remedy(
             (Change("receiver", value.at, text="{}.clamp(torch.finfo({dtype}).min, torch.finfo({dtype}).max)"),),
             "" if known else "it raises where this is a dtype of integers",
@@ -260,6 +261,7 @@ def rounded_scale(cast: Value, scaled: Value, scale: Value, known: bool) -> Iter
             "bf16, it is rounded so coarsely that scaled values lie beyond 464, NaN in E4M3 (before torch 2.12); give it a floor, and clamp",
             seen,
             confidence="possible",
+            torch="<2.12" if frozenset(cast.dtypes) == E4M3 else "",
         )
         return
     yield Hit(
@@ -270,6 +272,7 @@ def rounded_scale(cast: Value, scaled: Value, scale: Value, known: bool) -> Iter
         seen,
         confidence="certain" if known and scaled.dtypes == {"float16"} else "likely",
         needs=() if scaled.dtypes == {"float16"} else (Shows("fp16"),),
+        torch="<2.12" if frozenset(cast.dtypes) == E4M3 else "",
     )
 
 
