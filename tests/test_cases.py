@@ -474,3 +474,39 @@ def test_a_recipe_tells_the_dtype_of_the_weights_that_are_stepped(
 def test_what_enables_a_scaler_is_a_condition_of_what_is_missing_from_the_checkpoint() -> None:
     report = check(["fixtures/projects/digits"], select=frozenset({"scaler-not-checkpointed"}), assume={})
     assert [finding.when for finding in report.findings] == ["args.precision != 'fp32'"]
+
+
+SAVES = """\
+import torch
+
+
+def train(model, loader, args):
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state, "last.pt")
+        if loss < args.best:
+            torch.save(state, "best.pt")
+    torch.save(state, "end.pt")
+"""
+
+
+def test_one_fault_at_every_save_is_told_once_with_the_other_places(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SAVES)
+    (finding,) = check([str(tmp_path)], select=["scaler-not-checkpointed"]).findings
+    assert finding.place.line == 15
+    assert [(step.place.line, step.message) for step in finding.trace[-3:]] == [
+        (15, "saved without the scaler's state"),
+        (17, "and here"),
+        (18, "and here"),
+    ]
+    two = SAVES.replace("def train(", "def train_other(").replace("import torch\n", "")
+    (tmp_path / "train.py").write_text(SAVES + two)
+    assert len(check([str(tmp_path)], select=["scaler-not-checkpointed"]).findings) == 2

@@ -107,3 +107,28 @@ def test_a_name_with_everything_in_it_is_read_and_told(capsys):
     assert cli.main(["check", ".", "--baseline", "known.json"]) == 0
     (finding,) = precisionlint.check(".", jobs=2).findings
     assert finding.place.path == name
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python reads it")
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("type Batch = list[int]", "the type statement needs Python 3.12"),
+        ("def step[T](x: T): ...", "type parameters need Python 3.12"),
+        ("class Model[T]: ...", "type parameters need Python 3.12"),
+        ('print(f"{x["loss"]}")', "Python 3.12 reads f-strings that older ones do not"),
+        ("print(f\"{'\\n'.join(x)}\")", "Python 3.12 reads f-strings that older ones do not"),
+    ],
+)
+def test_syntax_of_a_newer_python_is_told_as_such(line: str, said: str):
+    Path("train.py").write_text(f"import torch\n{line}\n")
+    (error,) = precisionlint.check("train.py").errors
+    mine = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert error.line == 2
+    assert error.message.endswith(f"; {said}, and this is {mine}: run precisionlint with a newer one")
+
+
+def test_a_syntax_error_of_every_python_is_told_as_it_is():
+    Path("train.py").write_text("import torch\nx = f(\n")
+    (error,) = precisionlint.check("train.py").errors
+    assert error.message == "syntax error: '(' was never closed"

@@ -408,6 +408,7 @@ def scaler_not_checkpointed(ledger: Ledger, event: Checkpoint) -> Iterator[Any]:
                 seen(event, "saved without the scaler's state"),
             ),
             unless=("a saved scaler",),
+            once=used[0],
         )
 
 

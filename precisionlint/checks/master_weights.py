@@ -343,6 +343,7 @@ def masters_lost_in_checkpoint(storage: Storage, event: Checkpoint) -> Iterator[
             f"a checkpoint holds '{event.optimizers[0].name}' to go on with, but these weights in {HALF[dtype]}: a resumed run starts from rounded "
             "weights, and what had been added below the rounding is lost; keep a half copy for export apart from the checkpoint",
             trace,
+            once=event.optimizers[0],
         )
 
 

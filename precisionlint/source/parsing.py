@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import codecs
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
@@ -37,11 +38,33 @@ def parse(data: bytes) -> ast.Module:
             warnings.simplefilter("ignore")
             return ast.parse(data)
     except SyntaxError as error:
-        raise UnreadableError(error.lineno or None, f"syntax error: {error.msg}") from None
+        raise UnreadableError(error.lineno or None, f"syntax error: {error.msg}{newer(data, error)}") from None
     except (RecursionError, MemoryError):
         raise UnreadableError(None, "nested too deeply to be parsed") from None
     except ValueError as error:
         raise UnreadableError(None, f"cannot be decoded: {error}") from None
+
+
+NEWER = (
+    ((3, 11), "except* needs Python 3.11", re.compile(r"\s*except\s*\*")),
+    ((3, 12), "the type statement needs Python 3.12", re.compile(r"\s*type\s+\w+\s*(?:\[.*\]\s*)?=")),
+    ((3, 12), "type parameters need Python 3.12", re.compile(r"\s*(?:(?:async\s+)?def|class)\s+\w+\s*\[")),
+    ((3, 14), "a t-string needs Python 3.14", re.compile(r".*\b(?:[tT][rR]?|[rR][tT])[\"']")),
+)
+"""Since which Python a line with a syntax error is none: what is new there, and how such a line looks."""
+IN_F_STRING = re.compile(r"f-string|unexpected character after line continuation")
+"""What Python before 3.12 says of f-strings that hold the quotes around them, backslashes or comments, and of others that are wrong."""
+
+
+def newer(data: bytes, error: SyntaxError) -> str:
+    """What to add to a syntax error that a newer Python may not see."""
+    lines = split_lines(decode(data))
+    line = lines[error.lineno - 1] if error.lineno and error.lineno <= len(lines) else ""
+    said = next((said for python, said, like in NEWER if sys.version_info < python and like.match(line)), "")
+    if not said and sys.version_info < (3, 12) and IN_F_STRING.match(error.msg):
+        said = "Python 3.12 reads f-strings that older ones do not"
+    mine = ".".join(map(str, sys.version_info[:2]))
+    return f"; {said}, and this is {mine}: run precisionlint with a newer one" if said else ""
 
 
 def decode(data: bytes) -> str:

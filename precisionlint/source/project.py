@@ -180,6 +180,8 @@ class Project:
         self.apis = table(frameworks)
         self.own_words = tuple(own_words(frameworks))
         self.own_names = re.compile("|".join(rf"\b{word.decode()}\b" for word in self.own_words) or "(?!)")
+        self.given: dict[Path, bytes] = {}
+        """What stands for the file that is being read."""
         self.modules: dict[Path, ProjectModule | None] = {}
         self.files: dict[Path, File | None] = {}
         self.errors: dict[Path, UnreadableError] = {}
@@ -197,6 +199,9 @@ class Project:
         """The files for which every file of the project was asked what it shows (see ``flow.evidence``)."""
 
     def read(self, path: Path) -> bytes | None:
+        """The bytes of a file; of the one at hand, what is read of it (an editor's text, a notebook's cells)."""
+        if path in self.given:
+            return self.given[path]
         try:
             return path.read_bytes()
         except OSError:

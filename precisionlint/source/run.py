@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -87,6 +87,7 @@ class Run:
         """The findings of one file."""
         path = Path(os.path.abspath(path))
         project = self.project(path)
+        project.given = {path: data}
         module = project.load(path, data)
         if module is None:
             error = project.errors.get(path)
@@ -114,6 +115,7 @@ class Run:
         """The findings of one file in what is read beside its training programs."""
         project = self.project(Path(os.path.abspath(path)))
         file = File(display, path, data, project)
+        project.given = {file.path: data}
         hits: list[Hit] = []
         for subject in subjects:
             try:
@@ -159,6 +161,7 @@ class Run:
 
     def findings(self, reading: Reading, places: Places, project: Project) -> list[Finding]:
         found: list[Finding] = []
+        once: dict[tuple[str, Hashable], list[Place]] = {}
         for hit in reading.hits:
             if not isinstance(hit.at, Where):
                 continue
@@ -168,7 +171,9 @@ class Run:
             if self.shown_elsewhere(project, hit, places.module):
                 continue
             found.append(self.finding(hit, place, places))
-        return best(found)
+            if hit.once is not None:
+                once.setdefault((hit.rule, hit.once), []).append(place)
+        return told_once(best(found), once)
 
     def shown_elsewhere(self, project: Project, hit: Hit, here: ProjectModule) -> bool:
         """Whether another file on the way shows the fault without this one: the file in which it ends, or one that calls into that."""
@@ -294,6 +299,26 @@ def conditions(hit: Hit) -> list[str]:
 
 def opposite(label: str) -> str:
     return label[4:] if label.startswith("not ") else f"not {label}"
+
+
+def told_once(findings: list[Finding], shown: dict[tuple[str, Hashable], list[Place]]) -> list[Finding]:
+    """The findings, those that show one fault of one object (see ``Hit.once``) as the first of them, which names the other places."""
+    also: dict[tuple[str, Place], list[Place]] = {}
+    later: set[tuple[str, Place]] = set()
+    for (rule, _), places in shown.items():
+        first, *others = sorted(set(places))
+        also.setdefault((rule, first), []).extend(others)
+        later.update((rule, place) for place in others)
+    told = []
+    for finding in findings:
+        key = (finding.rule, finding.place)
+        if key in also:
+            others = sorted({place for place in also[key] if (finding.rule, place) not in also})
+            steps = tuple(Step(place, "and here") for place in others)
+            told.append(replace(finding, trace=finding.trace + steps))
+        elif key not in later:
+            told.append(finding)
+    return told
 
 
 class Places:
