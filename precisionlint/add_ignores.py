@@ -6,18 +6,15 @@ A file is written whole or not at all, and only if reading its new text finds no
 from __future__ import annotations
 
 import io
-import json
 import re
 import tokenize
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from precisionlint import documents, suppress
 from precisionlint.findings import FileError, Finding, Place, Report
 from precisionlint.writing import replace_file
 
-LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 BRACKET = re.compile(r"(#\s*precisionlint:\s*ignore\s*\[)([^\]]*)\]")
 
 
@@ -120,7 +117,7 @@ class _Layout:
 
 def _applied(text: str, edits: Iterable[_Edit], reason: str) -> str:
     """A text with its edits, which come from the last line to the first."""
-    lines = LINE.findall(text)
+    lines = documents.LINE.findall(text)
     for edit in edits:
         line = lines[edit.line - 1]
         body = line.rstrip("\r\n")
@@ -140,31 +137,7 @@ def _applied(text: str, edits: Iterable[_Edit], reason: str) -> str:
 
 def _notebook(data: bytes, edits: Iterable[_Edit], reason: str) -> bytes:
     """A notebook with its cells edited and all else as it was. Raises documents.DocumentError."""
-    text = data.decode("utf-8")
-    content = documents.load(data)
-    written = _writer(text, content)
     by_cell: dict[int, list[_Edit]] = {}
     for edit in edits:
         by_cell.setdefault(edit.cell, []).append(edit)
-    cells: Any = content["cells"]
-    for number, held in by_cell.items():
-        cell = cells[number - 1]
-        source = _applied("".join(cell["source"]), held, reason)
-        cell["source"] = LINE.findall(source) if isinstance(cell["source"], list) else source
-    return written(content).encode("utf-8")
-
-
-def _writer(text: str, content: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
-    """The way of writing JSON that gives back the text. Raises documents.DocumentError."""
-    for indent in (1, 2, 4, None, "\t"):
-        for ascii_only in (False, True):
-            for end in ("\n", ""):
-
-                def write(
-                    content: Mapping[str, Any], indent: Any = indent, ascii_only: bool = ascii_only, end: str = end
-                ) -> str:
-                    return json.dumps(content, indent=indent, ensure_ascii=ascii_only) + end
-
-                if write(content) == text:
-                    return write
-    raise documents.DocumentError("its JSON is not laid out as Jupyter does it, so writing it would change all of it")
+    return documents.with_sources(data, by_cell, lambda cell, source: _applied(source, by_cell[cell], reason))

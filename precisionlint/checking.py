@@ -144,11 +144,12 @@ class Torches:
         return replace(result, findings=tuple(one for one, _ in kept), covered=tuple(other for _, other in kept))
 
     def fixable(self, finding: Finding, settings: Settings, path: Path) -> Finding:
-        """A finding, with a fix only in a file of Python, and an unsafe one where it writes what the oldest of these versions does not know."""
+        """A finding, with a fix only in Python files and notebooks, and an unsafe one where the oldest of these versions does not know
+        what it writes."""
         fix = finding.fix
         if fix is None:
             return finding
-        if documents.kind(finding.place.path) != "python":
+        if documents.kind(finding.place.path) not in ("python", "notebook"):
             return replace(finding, fix=None)
         if not fix.torch or not fix.safe:
             return finding
@@ -170,13 +171,15 @@ def _replacements(findings: Iterable[Finding], texts: Mapping[str, bytes]) -> di
             by_path.setdefault(finding.place.path, []).append(finding)
     if not by_path:
         return {}
-    from precisionlint.source.fixes import rendered
+    from precisionlint import notebook_fixes
+    from precisionlint.source import fixes
 
     made: dict[Finding, tuple[Replacement, ...]] = {}
     for path, each in by_path.items():
         with contextlib.suppress(OSError):
             data = texts[path] if path in texts else Path(path).read_bytes()
-            made |= with_deep_stack(lambda d=data, e=each: rendered(d, e))  # type: ignore[misc]
+            maker = notebook_fixes if documents.kind(path) == "notebook" else fixes
+            made |= with_deep_stack(lambda m=maker, d=data, e=each: m.rendered(d, e))  # type: ignore[misc]
     return made
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from precisionlint.findings import Place
 
@@ -21,6 +22,8 @@ PYTHON_CELLS = frozenset({"time", "timeit", "capture", "prun", "python", "python
 """Cell magics below which Python stands; below all others stands something else."""
 LINE_MAGICS = frozenset({"time", "timeit", "prun", "memit"})
 """Line magics that run the Python after them."""
+LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+"""A line of any kind of text, with what ends it."""
 ESCAPE = re.compile(r"(?P<indent>[ \t]*)(?P<mark>%%|%|!!|!|\?{1,2})(?P<rest>.*)", re.DOTALL)
 ASSIGNED = re.compile(r"(?P<left>[ \t]*[\w.\[\]'\", ]+=[ \t]*)(?P<mark>[%!])(?P<rest>[^=].*)", re.DOTALL)
 ASKED = re.compile(r"(?P<indent>[ \t]*)(?P<name>[\w.*]+)\?{1,2}[ \t]*$")
@@ -114,6 +117,35 @@ def notebook(data: bytes) -> Program:
         places += [(number, line) for line in range(1, len(held) + 1)]
     text = "".join(f"{line}\n" for line in lines)
     return Program(text.encode("utf-8", errors="replace"), tuple(places))
+
+
+def with_sources(data: bytes, cells: Iterable[int], changed: Callable[[int, str], str]) -> bytes:
+    """A notebook with the sources of some cells changed (cell from 1, source -> source) and all else as it was, its outputs among it.
+    Raises DocumentError."""
+    text = data.decode("utf-8")
+    content: Any = load(data)
+    written = writer(text, content)
+    for number in cells:
+        cell = content["cells"][number - 1]
+        source = changed(number, "".join(cell["source"]))
+        cell["source"] = LINE.findall(source) if isinstance(cell["source"], list) else source
+    return written(content).encode("utf-8")
+
+
+def writer(text: str, content: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
+    """The way of writing JSON that gives back the text. Raises DocumentError."""
+    for indent in (1, 2, 4, None, "\t"):
+        for ascii_only in (False, True):
+            for end in ("\n", ""):
+
+                def write(
+                    content: Mapping[str, Any], indent: Any = indent, ascii_only: bool = ascii_only, end: str = end
+                ) -> str:
+                    return json.dumps(content, indent=indent, ensure_ascii=ascii_only) + end
+
+                if write(content) == text:
+                    return write
+    raise DocumentError("its JSON is not laid out as Jupyter does it, so writing it would change all of it")
 
 
 def plain(source: str) -> Iterator[str]:

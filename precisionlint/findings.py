@@ -53,7 +53,8 @@ EditKind = Literal["argument", "rename", "receiver", "operands", "before", "comm
 
 @dataclass(frozen=True)
 class Edit:
-    """What is to change at a place of the finding's file; ``source.fixes`` makes text of it."""
+    """What is to change at a place of the program that holds the finding (a notebook's cells are one, see ``documents``);
+    ``source.fixes`` makes text of it."""
 
     kind: EditKind
     place: Place

@@ -10,8 +10,10 @@ import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from precisionlint import documents, notebook_fixes
 from precisionlint.findings import FileError, Finding, Report
-from precisionlint.source.fixes import NoFixError, applied
+from precisionlint.source import fixes
+from precisionlint.source.fixes import NoFixError
 from precisionlint.writing import replace_file
 
 PASSES = 50
@@ -71,7 +73,8 @@ def _passes(
         wanted = [(each.fix, report.replacements[each]) for each in found if each.fix is not None]
         if not wanted:
             break
-        data, count = applied(data, wanted)
+        maker = notebook_fixes if documents.kind(path) == "notebook" else fixes
+        data, count = maker.applied(data, wanted)
         total += count
         report = check_text(path, data)
     return data, total

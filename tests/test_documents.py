@@ -40,8 +40,10 @@ def notebook(*cells: str | tuple[str, str], **more: Any) -> dict[str, Any]:
     return {"cells": made, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5} | more
 
 
-def write(content: object, name: str = "train.ipynb") -> None:
-    Path(name).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def write(content: object, name: str = "train.ipynb") -> Path:
+    path = Path(name)
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
 
 
 def found(report: Report) -> list[tuple[int, int, int, str]]:
@@ -65,7 +67,7 @@ def test_a_finding_in_a_notebook_is_shown_with_its_line(capsys):
     write(notebook(HEAD, SETUP, STEPS))
     assert cli.main(["check", "train.ipynb"]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("train.ipynb:cell 3:6:5: error clip-before-unscale: ")
+    assert out.startswith("train.ipynb:cell 3:6:5: error clip-before-unscale [*]: ")
     assert f"\n6 |     {CLIP_CALL}\n" in out
     assert "\n  1. train.ipynb:cell 3:5: the loss is scaled" in out
 
@@ -185,6 +187,46 @@ def test_comments_are_written_into_cells_and_nothing_else_changes(indent: int | 
     content["cells"][2]["source"][5] = f"    {CLIP_CALL}  # precisionlint: ignore[clip-before-unscale]\n"
     assert after == json.dumps(content, indent=indent, ensure_ascii=False)
     assert cli.main(["check", "."]) == 0
+
+
+FAULTY = (
+    "%matplotlib inline\nimport torch\nfrom torch import nn",
+    "%%time\nmodel = nn.Linear(2, 2)\nscaler = torch.cuda.amp.GradScaler()\nopt = torch.optim.SGD(model.parameters(), lr=0.1)",
+    "steps = torch.arange(3000, dtype=torch.bfloat16)\nfor b in data:\n    opt.zero_grad()\n    loss = model(b)\n"
+    "    scaler.scale(loss).backward()\n    nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n    !nvidia-smi\n"
+    "    scaler.step(opt)\n    scaler.update()\n",
+)
+
+
+def test_fixes_in_a_notebook_change_their_characters_and_leave_outputs_and_magics_alone(capsys):
+    content = notebook(*FAULTY, ("markdown", "ü"))
+    content["cells"][2]["outputs"] = [{"name": "stdout", "output_type": "stream", "text": ["ü 0.1\n"]}]
+    path = write(content)
+    arguments = ["check", str(path), "--select", "all", "--no-cache", "--format", "concise"]
+    assert cli.main([*arguments, "--diff"]) == 1
+    assert '+    "    scaler.unscale_(opt)\\n",' in capsys.readouterr().out
+    assert json.loads(path.read_text(encoding="utf-8")) == content
+    assert cli.main([*arguments, "--fix", "--unsafe-fixes"]) == 0
+    assert capsys.readouterr().err == "precisionlint: fixed 3 findings\n"
+    fixed = json.loads(path.read_text(encoding="utf-8"))
+    changes = (
+        ("torch.cuda.amp.GradScaler()", 'torch.amp.GradScaler("cuda")'),
+        ("dtype=torch.bfloat16", "dtype=torch.float32"),
+        ("    nn.utils.clip", "    scaler.unscale_(opt)\n    nn.utils.clip"),
+    )
+    for cell, was in zip(fixed["cells"], content["cells"], strict=True):
+        source = "".join(was.pop("source"))
+        for old, new in changes:
+            source = source.replace(old, new)
+        assert "".join(cell.pop("source")) == source
+    assert fixed == content
+
+
+def test_a_fix_that_would_change_a_line_of_ipython_is_none():
+    write(notebook("import torch", "%time scaler = torch.cuda.amp.GradScaler()"))
+    report = precisionlint.check("train.ipynb", select=["deprecated-amp-api"])
+    assert [each.place.where for each in report.findings] == ["train.ipynb:cell 2:1"]
+    assert cli.main(["check", "train.ipynb", "--select", "all", "--no-cache", "--diff"]) == 0
 
 
 def test_a_notebook_that_is_laid_out_otherwise_is_left_as_it_is(capsys):

@@ -64,6 +64,7 @@ def fix_dict(report: Report, finding: Finding) -> dict[str, Any] | None:
                 "column": each.place.column,
                 "end_line": each.place.end_line,
                 "end_column": each.place.end_column,
+                "cell": each.place.cell,
                 "text": each.text,
             }
             for each in report.replacements[finding]

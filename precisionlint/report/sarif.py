@@ -93,7 +93,7 @@ def _result(finding: Finding, index: int, fingerprint: str, replacements: tuple[
         steps = [_location(step.place, step.message) for step in finding.trace]
         result["codeFlows"] = [{"threadFlows": [{"locations": [{"location": step} for step in steps]}]}]
         result["relatedLocations"] = [{"id": number, **step} for number, step in enumerate(steps, 1)]
-    if finding.fix is not None and replacements:
+    if finding.fix is not None and replacements and not finding.place.cell:
         result["fixes"] = [_fix(finding.fix, replacements)]
     return result
 

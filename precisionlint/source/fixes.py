@@ -112,11 +112,12 @@ def overlapping(spans: Sequence[Span]) -> bool:
 
 
 def _replacement(path: str, starts: Sequence[int], span: Span) -> Replacement:
-    (line, column), (end_line, end_column) = (_position(starts, offset) for offset in span[:2])
+    (line, column), (end_line, end_column) = (position(starts, offset) for offset in span[:2])
     return Replacement(Place(path, line, column, end_line, end_column), span[2])
 
 
-def _position(starts: Sequence[int], offset: int) -> tuple[int, int]:
+def position(starts: Sequence[int], offset: int) -> tuple[int, int]:
+    """The line and the column, both from 1, of an offset."""
     line = bisect_right(starts, offset)
     return line, offset - starts[line - 1] + 1
 
@@ -127,6 +128,15 @@ def applied(data: bytes, fixes: Sequence[tuple[Fix, tuple[Replacement, ...]]]) -
     Raises NoFixError where the content would not parse then.
     """
     text = Text.of(data)
+    spans, count = chosen(text, fixes)
+    return text.with_spans(spans).data, count
+
+
+def chosen(text: Text, fixes: Sequence[tuple[Fix, tuple[Replacement, ...]]]) -> tuple[set[Span], int]:
+    """What the fixes change that do not get in each other's way, and how many these are.
+
+    Raises NoFixError where the text would not parse then.
+    """
     starts = text.starts
     taken: set[Span] = set()
     statements = False
@@ -140,10 +150,9 @@ def applied(data: bytes, fixes: Sequence[tuple[Fix, tuple[Replacement, ...]]]) -
         if not overlapping(sorted(taken | spans)):
             taken |= spans
             count += 1
-    changed = text.with_spans(taken)
-    if not changed.parses():
+    if not text.with_spans(taken).parses():
         raise NoFixError("its fixes together would leave no Python")
-    return changed.data, count
+    return taken, count
 
 
 def _span(starts: Sequence[int], each: Replacement) -> Span:

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from precisionlint import documents
 from precisionlint.findings import Place
 from precisionlint.source import parsing
 
@@ -37,7 +38,8 @@ class Subject:
 
     def wants(self, path: str, data: bytes) -> bool:
         """Whether a file can hold anything of this subject, by its name and bytes alone."""
-        return path.endswith(self.suffixes) and all(any(word in data for word in group) for group in self.words)
+        own = path.endswith(self.suffixes) or (".py" in self.suffixes and documents.kind(path) != "other")
+        return own and all(any(word in data for word in group) for group in self.words)
 
     def read(self, file: File) -> Iterable[Event]:
         """The facts of a file, in its order."""
@@ -137,8 +139,9 @@ class File:
     @cached_property
     def text(self) -> str:
         """The text, read as UTF-8 whatever its bytes, Python source in the encoding that it declares; without a byte order mark."""
-        python = self.display.endswith(".py")
-        return parsing.decode(self.data) if python else self.data.decode("utf-8-sig", errors="replace")
+        if documents.kind(self.display) != "other":
+            return parsing.decode(self.data)
+        return self.data.decode("utf-8-sig", errors="replace")
 
     @cached_property
     def lines(self) -> list[str]:
