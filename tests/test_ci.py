@@ -78,6 +78,15 @@ def test_the_hook_runs_in_a_real_repository(published: tuple[Path, str], tmp_pat
     ran = hook()
     assert (ran.returncode, "Passed" in ran.stdout) == (0, True), ran.stdout
 
+    hooks["repos"][0]["hooks"] = [{"id": "precisionlint-fix"}]
+    (home / ".pre-commit-config.yaml").write_text(yaml.safe_dump(hooks))
+    (home / "train.py").write_text(CLIP)
+    run("git", "add", "-A", cwd=home)
+    ran = hook()
+    assert (ran.returncode, "files were modified by this hook" in ran.stdout) == (1, True), ran.stdout + ran.stderr
+    assert "scaler.unscale_(optimizer)" in (home / "train.py").read_text()
+    assert "scaler.unscale_(optimizer)" not in (home / "third_party/train.py").read_text()
+
 
 def blocks(language: str) -> list[Any]:
     found = re.findall(rf"^```{language}\n(.+?)^```$", README, re.MULTILINE | re.DOTALL)

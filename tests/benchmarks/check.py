@@ -3,13 +3,15 @@
     python tests/benchmarks/check.py FOLDER [--files N] [--one FILE ...]
 
 Prints ratios of wall times that were taken side by side in one run: timings of one machine say nothing about another. A folder is
-timed once per tool over the same sample of its files, and once more from the caches; `--one` times single files, start to finish, best
-of three.
+timed once per tool over the same sample of its files, and once more from the caches; `--one` times single files, start to finish, in
+seconds of the processor (the least of five runs in turn), so that what else runs on the machine says little. The package is compiled
+first, as an installed one is.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import shutil
 import subprocess
@@ -51,13 +53,23 @@ def checker(cache: str = "", jobs: int = 1) -> list[str]:
     return [sys.executable, "-m", "precisionlint", "check", "--format", "json", "--jobs", str(jobs), *kept]
 
 
+def busy(command: list[str]) -> float:
+    """The seconds of the processor that a command takes, those of its own processes among them."""
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
 def single(paths: list[str]) -> None:
     for path in paths:
-        parse, _ = seconds([sys.executable, "-c", PARSE_ONE, path], 3)
-        check, _ = seconds([*checker(), path], 3)
         with tempfile.TemporaryDirectory() as cache:
-            seconds([*checker(cache), path])
-            warm, _ = seconds([*checker(cache), path], 3)
+            commands = [[sys.executable, "-c", PARSE_ONE, path], [*checker(), path], [*checker(cache), path]]
+            seconds(commands[-1])
+            runs = [[busy(command) for command in commands] for _ in range(5)]
+        parse, check, warm = (min(run[index] for run in runs) for index in range(3))
         lines = len(Path(path).read_bytes().splitlines())
         ratios = f"{check / parse:5.2f} x, unchanged {warm / parse:5.2f} x"
         print(f"{ratios} a process that imports libcst and parses it   {lines:6} lines   {path}")
@@ -109,6 +121,8 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=0, help="so many files, evenly chosen (default: all)")
     parser.add_argument("--one", nargs="*", default=[], help="files to time one by one")
     options = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    compileall.compile_dir(str(Path(__file__).parents[2] / "precisionlint"), quiet=1)
     single(options.one)
     if options.folder is not None:
         folder(options.folder, options.files)
