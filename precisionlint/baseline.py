@@ -16,6 +16,7 @@ from typing import Any
 from precisionlint.errors import InputError
 from precisionlint.findings import Finding
 from precisionlint.report.excerpt import Sources
+from precisionlint.writing import replace_file
 
 VERSION = 1
 
@@ -113,10 +114,8 @@ def write(file: Path, findings: Iterable[Finding], sources: Sources) -> int:
         "precisionlint-baseline": VERSION,
         "findings": [dict(zip(names, astuple(entry), strict=True)) for entry in entries],
     }
-    beside = file.with_name(f"{file.name}.new")
     try:
-        beside.write_text(json.dumps(content, indent=1) + "\n", encoding="ascii")
-        os.replace(beside, file)
+        replace_file(os.fspath(file), (json.dumps(content, indent=1) + "\n").encode("ascii"))
     except OSError as error:
         raise BaselineError(f"{file}: cannot be written: {(error.strerror or str(error)).lower()}") from error
     return len(entries)

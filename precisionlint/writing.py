@@ -1,4 +1,4 @@
-"""Source files written anew: whole, or not at all."""
+"""Files of the user written anew: whole, or not at all."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ import tempfile
 
 
 def replace_file(path: str, data: bytes) -> None:
-    """Puts new content in a file's place at once: a full disk or an interrupt leaves the old one. Raises OSError, also for a file that
-    is not to be written although its folder is."""
+    """Puts new content in a file's place at once: a full disk or an interrupt leaves the old one, or none where there was none. What is no
+    file (a device, a pipe) is written to. Raises OSError, also for a file that is not to be written although its folder is."""
     target = os.path.realpath(path)
-    if not os.access(target, os.W_OK):
+    there = os.path.exists(target)
+    if there and not os.path.isfile(target):
+        with open(target, "wb") as stream:
+            stream.write(data)
+        return
+    if there and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
     descriptor, beside = tempfile.mkstemp(dir=os.path.dirname(target), prefix=f".{os.path.basename(target)}.")
     try:
@@ -20,8 +25,18 @@ def replace_file(path: str, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        shutil.copymode(target, beside)
+        if there:
+            shutil.copymode(target, beside)
+        else:
+            os.chmod(beside, 0o666 & ~umask())
         os.replace(beside, target)
     except BaseException:
         os.unlink(beside)
         raise
+
+
+def umask() -> int:
+    """The permissions that new files are not given; asking for them sets them."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -5,13 +5,15 @@ import os
 import shutil
 import stat
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 from programs import CLIP, CLIP_CALL, CLIP_LINE, SOUND
 
 import precisionlint
-from precisionlint import cli
+from precisionlint import baseline, cli
+from precisionlint.report.excerpt import Sources
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -310,3 +312,20 @@ def test_a_disk_that_is_full_leaves_the_file_as_it_was(monkeypatch, capsys):
     code, told = run(capsys, "train.py", "--add-ignores")
     assert (code, Path("train.py").read_text(), os.listdir()) == (2, CLIP, ["train.py"])
     assert "no space left on device" in told
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_baseline_goes_into_a_pipe_that_stays_one_and_a_new_file_has_the_usual_permissions(tmp_path: Path):
+    target = tmp_path / "pipe"
+    os.mkfifo(target)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(target.read_text()))
+    reader.start()
+    baseline.write(target, [], Sources())
+    reader.join()
+    assert (json.loads(read[0])["findings"], target.is_fifo()) == ([], True)
+    new, usual = tmp_path / "new.json", tmp_path / "usual"
+    baseline.write(new, [], Sources())
+    usual.touch()
+    assert new.stat().st_mode == usual.stat().st_mode
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["new.json", "pipe", "usual"]

@@ -353,7 +353,7 @@ def test_outputs_that_cannot_be_are_one_line(arguments: list[str], complaint: st
     except SystemExit as exit_:
         code = exit_.code  # type: ignore[assignment]
     assert code == 2
-    assert complaint in capsys.readouterr().err.splitlines()[-1]
+    assert complaint in capsys.readouterr().err.splitlines()[0]
 
 
 @pytest.mark.parametrize(
