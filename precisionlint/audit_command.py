@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from precisionlint.audit_report import AuditReport, Judged, Verdict
+from precisionlint.dataclass import dataclass
 from precisionlint.findings import Finding, Place
 
 MEASURED = frozenset(

@@ -7,9 +7,10 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from precisionlint.dataclass import dataclass
 from precisionlint.errors import InputError
 from precisionlint.findings import Finding, Place
 

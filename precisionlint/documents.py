@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from precisionlint.dataclass import dataclass
 from precisionlint.findings import Place
 
 NOTEBOOK = ".ipynb"

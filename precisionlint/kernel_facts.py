@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from precisionlint.dataclass import dataclass
 from precisionlint.events import Event
 from precisionlint.findings import Place
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 from precisionlint import catalogue
 from precisionlint.config import Configuration
+from precisionlint.dataclass import dataclass
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Change, Evidence, Family, Hit, Remedy, Seen
+from precisionlint.dataclass import dataclass
 from precisionlint.events import (
     Autocast,
     Backward,

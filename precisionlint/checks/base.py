@@ -7,9 +7,10 @@ two paths with equal states are one path. Places and names are carried beside th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from precisionlint.dataclass import dataclass
 from precisionlint.events import Event, WeightsTake
 from precisionlint.findings import Confidence, EditKind, Severity
 

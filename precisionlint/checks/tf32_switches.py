@@ -6,7 +6,9 @@ An old getter compares the two and raises RuntimeError where they differ. Read i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from precisionlint.dataclass import dataclass
 
 NEW = {
     "torch.backends.fp32_precision": "all",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from precisionlint.checks import master_weights
 from precisionlint.checks.base import Automaton, Family, Hit, Seen
 from precisionlint.checks.master_weights import HALF, Storage, halves, roots, severity_at
+from precisionlint.dataclass import dataclass
 from precisionlint.events import (
     Adopted,
     Backward,

@@ -8,11 +8,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from precisionlint.checks import Evidence, Hit, Judge
+from precisionlint.dataclass import dataclass
 from precisionlint.events import Closed, Opened
 from precisionlint.source import program as p
 from precisionlint.source.interpret import Interpreter

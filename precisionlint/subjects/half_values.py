@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from precisionlint.dataclass import dataclass
 from precisionlint.events import Event
 from precisionlint.facts import HeldTo, ToNumpy
 from precisionlint.findings import Place

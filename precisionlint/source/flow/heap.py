@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from precisionlint.dataclass import dataclass
 from precisionlint.findings import Place
 from precisionlint.valueflow import BOOL, INTEGERS, WEIGHTS, Value
 

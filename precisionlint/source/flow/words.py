@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 from typing import Any
 
+from precisionlint.dataclass import dataclass
 from precisionlint.valueflow import BOOL, INT64, NUMBER, UNKNOWN, Dtypes
 
 BINARY: dict[type[ast.operator], str] = {
@@ -87,7 +87,7 @@ def called_names(syntax: ast.Module) -> set[str]:
     return found
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Asked:
     """What a test asks, by its words: for a version or for what a module has, and for the dtypes of which variables."""
 
