@@ -23,6 +23,7 @@ from precisionlint.checks.half_arithmetic import (
 )
 from precisionlint.findings import Confidence
 from precisionlint.valueflow import (
+    VIEWS,
     Computed,
     Scope,
     Shows,
@@ -32,6 +33,7 @@ from precisionlint.valueflow import (
     known_half,
     may_be_half,
     number,
+    same,
     shown_by,
     sources,
 )
@@ -225,6 +227,7 @@ def half_router(state: None, event: Computed) -> Iterator[Any]:
 def half_running_sum(state: None, event: Computed) -> Iterator[Any]:
     """A total that outlives the call (an attribute of the object), or one that a loop carries from batch to batch."""
     value, scope = event.value, event.scope
+    yield from gram_sum(event)
     if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test":
         return
     total, term = value.inputs
@@ -247,6 +250,38 @@ def half_running_sum(state: None, event: Computed) -> Iterator[Any]:
         (Seen(reduced.at, "what is added"),),
     )
 
+
+def gram_sum(event: Computed) -> Iterator[Any]:
+    """``covariance.add_(x.mT @ x)``: products of a tensor with itself, added up over batches."""
+    value, scope = event.value, event.scope
+    if value.op not in ("add", "lerp") or len(value.inputs) < 2 or scope.kind == "test":
+        return
+    if value.op == "add" and not value.name.startswith("in-place"):
+        return
+    total, term = value.inputs[:2]
+    if value.name != "in-place state" and not all(source.op in KEPT for source in sources(total)):
+        return
+    for gram in sources(term, VIEWS | {"div"}):
+        if gram.op != "matmul" or len(gram.inputs) < 2 or not same(gram.inputs[0], gram.inputs[1]):
+            continue
+        how, factor = grade(gram.dtypes, scope), next(sources(gram.inputs[0]))
+        if how is None or (how != "certain" and factor.op == "cast"):  # a dtype that somebody chose
+            continue
+        yield hit(
+            "half-running-sum",
+            gram,
+            "likely" if how == "certain" else "possible",
+            f"the product of a tensor with itself is stored in {kept_in(how, gram.dtypes)} and added up: 8 bits of bf16 do not hold the small "
+            "eigenvalues of a covariance, and fp16 overflows; cast the tensor to float first",
+            (Shows("half"),),
+            (Seen(value.at, "added up"),),
+            severity="warning",
+        )
+        return
+
+
+KEPT = frozenset({"input", "unknown", "buffer", "parameter"})
+"""What was there before: an argument, a state."""
 
 REDUCED = frozenset(
     {"sum", "matmul", "mean", "running_sum", "cross_entropy", "nll_loss", "loss", "bce", "bce_with_logits"}

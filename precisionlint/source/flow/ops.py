@@ -43,7 +43,7 @@ SAME = names(
     ones_like rand_like randn_like full_like new_zeros new_ones new_empty new_full new_tensor
     scaled_dot_product_attention lerp addcmul addcdiv index_add index_add_ scatter scatter_ scatter_add
     scatter_add_ index_copy index_fill fill_ zero_ copy_ bernoulli bernoulli_ uniform_ normal_ tile sigmoid_ tanh_
-    neg_ sqrt_ rsqrt_ kthvalue quantile topk huber_loss
+    neg_ sqrt_ rsqrt_ kthvalue quantile topk huber_loss lerp_
     """
 )
 """Their result has the dtype of their first input."""
@@ -53,7 +53,7 @@ PROMOTING = {
     "div_": "div", "divide": "div", "true_divide": "div", "pow": "pow", "pow_": "pow", "maximum": "maximum", "minimum": "minimum",
     "fmax": "maximum", "fmin": "minimum", "matmul": "matmul", "mm": "matmul", "bmm": "matmul", "mv": "mv", "addmm": "matmul",
     "baddbmm": "matmul", "dot": "dot", "einsum": "matmul", "outer": "outer", "ger": "outer", "linear": "linear", "atan2": "atan2",
-    "remainder": "remainder", "fmod": "remainder", "where": "where", "addr": "outer", "kl_div": "loss", "mse_loss": "loss",
+    "remainder": "remainder", "fmod": "remainder", "where": "where", "addr": "outer", "tensordot": "matmul", "kl_div": "loss", "mse_loss": "loss",
     "l1_loss": "loss", "smooth_l1_loss": "loss", "cov": "matmul", "logaddexp": "logaddexp", "hypot": "hypot",
 }  # fmt: skip
 """Ops over several inputs, whose dtypes are promoted: torch's name -> family."""
@@ -62,11 +62,13 @@ RENAMED = {
     "clamp_": "clamp", "clip": "clamp", "clip_": "clamp", "clamp_min": "clamp", "clamp_min_": "clamp", "clamp_max": "clamp",
     "clamp_max_": "clamp", "masked_fill_": "masked_fill", "vector_norm": "norm", "absolute": "abs", "exp_": "exp", "log_": "log",
     "nan_to_num_": "nan_to_num", "index_add_": "index_add", "scatter_add_": "scatter_add", "scatter_reduce_": "scatter_reduce",
-    "sqrt_": "sqrt", "rsqrt_": "rsqrt", "relu_": "relu", "round_": "round", "sigmoid_": "sigmoid", "tanh_": "tanh",
+    "sqrt_": "sqrt", "rsqrt_": "rsqrt", "relu_": "relu", "round_": "round", "lerp_": "lerp", "sigmoid_": "sigmoid", "tanh_": "tanh",
     "binary_cross_entropy": "bce", "cross_entropy": "cross_entropy", "nll_loss": "nll_loss",
     "binary_cross_entropy_with_logits": "bce_with_logits", "huber_loss": "loss",
 }  # fmt: skip
-IN_PLACE = frozenset({"round_", "index_add_", "scatter_add_", "masked_fill_", "clamp_", "clamp_min_", "clamp_max_"})
+IN_PLACE = frozenset(
+    {"round_", "lerp_", "index_add_", "scatter_add_", "masked_fill_", "clamp_", "clamp_min_", "clamp_max_"}
+)
 
 REDUCING = frozenset({"sum", "cumsum", "nansum"})
 """Over integers they give int64."""
