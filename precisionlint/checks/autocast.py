@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import field, replace
 from typing import Any
 
-from precisionlint.checks.base import Automaton, Change, Evidence, Family, Hit, Remedy, Seen
+from precisionlint.checks.base import Automaton, Change, Evidence, Family, Hit, Remedy, Seen, frozen
 from precisionlint.dataclass import dataclass
 from precisionlint.events import (
     Autocast,
@@ -146,7 +146,7 @@ def autocast_around_training_loop(state: Open, event: Op) -> Iterator[Any]:
             "this forward uses half copies of weights that an optimizer has changed since: the autocast region spans the step, and its cache "
             "hands out the old weights, so the model stops learning; enter the region anew for each forward",
             (*entered, step.seen, Seen(event.at, "the old copies are used again", event.when)),
-            unless=tuple(sorted({("frozen", path[0]) for path in step.weights}, key=str)),
+            unless=frozen(step.weights),
         )
 
 
@@ -163,7 +163,7 @@ def weights_changed_under_autocast(state: Open, event: Op) -> Iterator[Any]:
                 f"{changed.how} changes weights inside the autocast region that has cast them: until the region is left, its cache hands "
                 "out the half copies of the old ones; change them outside the region, or enter it anew",
                 (changed.seen, Seen(event.at, "the old copies are used again", event.when)),
-                unless=tuple(sorted({("frozen", path[0]) for path in changed.weights}, key=str)),
+                unless=frozen(changed.weights),
             )
 
 

@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import Any
 
 from precisionlint.dataclass import dataclass
-from precisionlint.events import Event, WeightsTake
+from precisionlint.events import Event, Weights, WeightsTake, overlap
 from precisionlint.findings import Confidence, EditKind, Severity
 
 
@@ -86,6 +86,21 @@ class Evidence:
     fact: Hashable
 
 
+FROZEN = "frozen"
+
+
+def frozen(weights: Weights) -> tuple[Hashable, ...]:
+    """The facts by which some of these weights are never trained."""
+    return tuple((FROZEN, path) for path in sorted(weights, key=str))
+
+
+def meets(fact: Hashable, wanted: Hashable) -> bool:
+    """Whether a fact is the one that is asked for: of frozen weights, whether it is about any of the same."""
+    if isinstance(fact, tuple) and isinstance(wanted, tuple) and fact[0] == wanted[0] == FROZEN:
+        return bool(overlap(frozenset({fact[1]}), frozenset({wanted[1]})))
+    return fact == wanted
+
+
 Report = Callable[[Any], None]
 
 
@@ -156,7 +171,7 @@ class Judge:
         """The states after an event; hits and evidence go to ``report``."""
         if isinstance(event, WeightsTake) and event.trainable is False:
             for path in event.weights:  # what many rules ask for, whichever of them are selected
-                report(Evidence(("frozen", path[0])))
+                report(Evidence((FROZEN, path)))
         for index, check in self._listeners.get(type(event), ()):
             for found in check.run(states[index], event):
                 report(found)

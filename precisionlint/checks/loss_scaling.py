@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from precisionlint.checks.base import Automaton, Change, Evidence, Family, Hit, Remedy, Seen
+from precisionlint.checks.base import Automaton, Change, Evidence, Family, Hit, Remedy, Seen, frozen
 from precisionlint.checks.scale_ledger import Ledger, Made, Own, Pending, advance, in_half, owned, seen, settle, stakes
 from precisionlint.events import (
     Backward,
@@ -317,7 +317,7 @@ def scaler_with_half_weights(ledger: Ledger, event: Grads | Step) -> Iterator[An
         "fp32 and let autocast cast them",
         (own.seen, seen(event, "unscaled here")),
         confidence=confidence,
-        unless=tuple(sorted({("frozen", path[0]) for path in own.weights}, key=str)),
+        unless=frozen(own.weights),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import field, replace
 from typing import Any
 
-from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
+from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen, frozen
 from precisionlint.dataclass import dataclass
 from precisionlint.events import (
     Adopted,
@@ -154,10 +154,6 @@ def taken(all_took: frozenset[Took], event: WeightsTake) -> frozenset[Took]:
 FAMILY = Family(Automaton("master-weights", Storage(), advance))
 
 
-def roots(weights: Weights) -> tuple[Any, ...]:
-    return tuple(sorted({("frozen", path[0]) for path in weights}, key=str))
-
-
 def halves(storage: Storage, weights: Weights) -> list[Took]:
     """How these weights, or some of their parts by name, came to be in half, where none of them is known to be frozen."""
     if overlap(storage.frozen, weights):
@@ -211,7 +207,7 @@ def lost_updates(took: Took, weights: Weights, optimizer: str, lr: float | None,
         f"{optimizer} steps {name} weights with no fp32 copy{rate}: an update smaller than half a {name} step rounds to nothing, "
         "and most do at fine-tuning rates; keep the weights in fp32 and use autocast",
         trace,
-        unless=roots(weights),
+        unless=frozen(weights),
         severity=severity_at(lr),
     )
 
@@ -230,7 +226,7 @@ def half_before_shard(storage: Storage, event: Step) -> Iterator[Hit]:
                     f"the weights are {name} before FSDP shards them: its mixed-precision policy casts fp32 shards for the computation, and here "
                     f"the shards themselves are {name}, so {own.cls.rpartition('.')[2]} has no fp32 copy to step; shard fp32 weights",
                     (took.seen, took.sharding, own.seen, Seen(event.at, "stepped here", event.when)),
-                    unless=roots(own.weights),
+                    unless=frozen(own.weights),
                 )
 
 
@@ -249,7 +245,7 @@ def half_batchnorm(storage: Storage, event: Step) -> Iterator[Hit]:
                     took.seen.at,
                     f"{took.how} also casts the running statistics of BatchNorm to {name}: {consequence}; keep BatchNorm layers in fp32",
                     (took.seen, own.seen, Seen(event.at, "trained here", event.when)),
-                    unless=roots(own.weights),
+                    unless=frozen(own.weights),
                 )
 
 
@@ -267,7 +263,7 @@ def adam_epsilon_underflow(storage: Storage, event: Step) -> Iterator[Hit]:
                     f"{name} adds eps={own.eps:g} in fp16, where it is 0: a weight whose second moment has underflowed (any gradient below 5e-3) is "
                     "divided by zero and becomes inf or NaN in one step; fused=True computes in fp32, fp32 weights avoid it",
                     (took.seen, own.seen, Seen(event.at, "stepped here", event.when)),
-                    unless=roots(own.weights),
+                    unless=frozen(own.weights),
                 )
 
 

@@ -7,8 +7,8 @@ from dataclasses import field, replace
 from typing import Any
 
 from precisionlint.checks import master_weights
-from precisionlint.checks.base import Automaton, Family, Hit, Seen
-from precisionlint.checks.master_weights import HALF, Storage, halves, roots, severity_at
+from precisionlint.checks.base import Automaton, Family, Hit, Seen, frozen
+from precisionlint.checks.master_weights import HALF, Storage, halves, severity_at
 from precisionlint.dataclass import dataclass
 from precisionlint.events import (
     Adopted,
@@ -128,7 +128,7 @@ def hf_half_load(state: Trained, event: Trains) -> Iterator[Any]:
             f"'{event.trainer.name}' trains {name} weights with {event.precision}=True, which is autocast over fp32 weights: {consequence}; "
             "load them in fp32, or freeze them and train adapters",
             (took.seen, Seen(event.told, f"{event.precision}=True"), Seen(event.at, "trained here", event.when)),
-            unless=roots(event.weights),
+            unless=frozen(event.weights),
             severity=severity_at(event.lr),
         )
 
@@ -155,7 +155,7 @@ def lightning_true_precision(state: Trained, event: Step | Grads | Recipe) -> It
                 f"{took.how} casts the weights to {name}, and {optimizer}{rate} keeps no fp32 copy: an update smaller than half a {name} "
                 f"step rounds to nothing; {took.how.replace('true', 'mixed')} keeps the weights in fp32",
                 (took.seen, own.seen, Seen(event.at, "trained here", event.when)),
-                unless=roots(own.weights),
+                unless=frozen(own.weights),
             )
 
 

@@ -32,7 +32,7 @@ from precisionlint.source.records import (
     Paths,
     Where,
 )
-from precisionlint.source.state import State, merge
+from precisionlint.source.state import Fact, State, merge
 from precisionlint.source.thinning import thin
 from precisionlint.source.values import (
     NONE,
@@ -65,6 +65,8 @@ def is_choice(body: list[p.Instr]) -> bool:
     return all(len(side) == 1 and isinstance(side[0], p.Assign) for side in sides)
 
 
+WAYS = 8
+"""How many ways to a hit are told apart by what they decided; more are any way."""
 HAND_SCALE = re.compile(r"^_*(?:cur_|lg_|current_)?loss_?scal(?:e|er|ing)(?:_factor)?$|^cur_scale$", re.I)
 """What a loss scale kept by hand is called; nothing else says of a plain number that it is one."""
 
@@ -93,6 +95,8 @@ class Interpreter:
         self.entered: set[p.Function] = set()
         self.instantiated: set[p.ClassDef] = set()
         self.found: dict[Any, Hit | Evidence] = {}
+        self.decided: dict[Any, list[dict[Sym, Fact]]] = {}  # what the paths had decided that led to each of them
+        self.deciding: dict[Sym, Fact] = {}
         self.coverage = Coverage()
         self.silent = 0
         self.steps = self.total = 0
@@ -236,6 +240,7 @@ class Interpreter:
         if weights is not None and not isinstance(event, Written):
             self.weight_roots.update(path[0] for path in weights)
         self.coverage.recipe.note(event)
+        self.deciding = state.facts
         self.stand(state, self.judge.advance(state.checks, event, self.report))
 
     def stand(self, state: State, checks: tuple[Any, ...]) -> None:
@@ -259,6 +264,9 @@ class Interpreter:
                 *(s.when for s in found.trace),
             )
         self.found.setdefault(key, found)
+        ways = self.decided.setdefault(key, [])
+        if len(ways) < WAYS:
+            ways.append(dict(self.deciding) if len(ways) < WAYS - 1 else {})
 
     def gave_up(self, state: State, node: Any, what: str, func: Func) -> None:
         """Keeps where reading of a call was given up: a root is no call, but the definition in its own file."""

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any
 
 from precisionlint.checks import Evidence, Hit, Judge
+from precisionlint.checks.base import FROZEN, meets
 from precisionlint.dataclass import dataclass
 from precisionlint.events import Closed, Opened
 from precisionlint.source import program as p
 from precisionlint.source.interpret import Interpreter
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.records import BUDGET, NARROW, WIDEST, BudgetError, Coverage, Where
-from precisionlint.source.state import State, merge
+from precisionlint.source.state import Fact, State, agree, merge
 from precisionlint.source.thinning import thin
-from precisionlint.source.values import Class, Func, Obj, Value
+from precisionlint.source.values import Class, Func, Obj, Sym, Value
+
+Ways = list[dict[Sym, Fact]]
+"""What each of some paths had decided."""
 
 CUDA = re.compile(r"\.cuda\b|[\"']cuda|torch\.cuda\.")
 HALF = re.compile(r"autocast|bfloat16|float16|[bf][pf]?16\b|\.half\(|\bamp\b|deepspeed|[Aa]ccelerat|lightning")
@@ -271,16 +275,23 @@ def torch_import(module: ProjectModule) -> Any:
     return None
 
 
+def is_answered(mine: Ways, fact: Hashable, unless: tuple[Hashable, ...], ways: Ways) -> bool:
+    """Whether a fact makes a hit no fault. What was frozen by a decision leaves the paths alone that decided the other way."""
+    if not any(meets(fact, wanted) for wanted in unless):
+        return False
+    return not isinstance(fact, tuple) or fact[0] != FROZEN or all(any(agree(a, b) for b in ways) for a in mine)
+
+
 def read(project: Project, module: ProjectModule, judge: Judge, assume: dict[str, Value]) -> Reading:
     """Reads one file as a program of its own."""
     it = Interpreter(project, module, judge, assume)
     Reader(it, module).read()
-    evidence = {found.fact for found in it.found.values() if isinstance(found, Evidence)}
+    evidence = {found.fact: it.decided[key] for key, found in it.found.items() if isinstance(found, Evidence)}
     hits = [
         hit
-        for hit in it.found.values()
+        for key, hit in it.found.items()
         if isinstance(hit, Hit)
-        and not any(fact in evidence for fact in hit.unless)
+        and not any(is_answered(it.decided[key], fact, hit.unless, ways) for fact, ways in evidence.items())
         and all(fact in evidence for fact in hit.needs)
     ]
     if any(hit.rule == "tf32-off" for hit in hits):

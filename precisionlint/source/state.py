@@ -237,6 +237,34 @@ def weaken(left: dict[Sym, Fact], right: dict[Sym, Fact]) -> dict[Sym, Fact] | N
     return facts
 
 
+def agree(left: dict[Sym, Fact], right: dict[Sym, Fact]) -> bool:
+    """Whether one run may have decided both: no setting of the program differs. What is asked of a layer or an item says nothing of a
+    run."""
+    return all(meet(fact, right[sym]) for sym, fact in left.items() if sym in right and is_setting(sym))
+
+
+def is_setting(value: Value) -> bool:
+    """Whether a value is the same in a whole run: a parameter of a program, something unread that holds settings, or what follows."""
+    if not isinstance(value, Sym):
+        return True
+    match value.key:
+        case ("param" | "free", *_):
+            return True
+        case ("attr" | "index", holder, *_):
+            return is_setting(holder) or (holder.key[0] == "site" and not isinstance(holder.key[1], tuple))
+        case ("op", _, *sides):
+            return all(is_setting(side) for side in sides)
+    return False
+
+
+def meet(left: Fact, right: Fact) -> bool:
+    """Whether both facts can hold of one value."""
+    pairs = ((left.truth, right.truth), (left.none, right.none), (left.eq, right.eq))
+    if any(a is not None and b is not None and a != b for a, b in pairs):
+        return False
+    return left.eq not in right.ne and right.eq not in left.ne
+
+
 def either(left: Fact, right: Fact) -> Fact | None:
     """The fact that says 'left or right' exactly, or None where no fact does."""
     if left.eq is not None and right.eq is None:

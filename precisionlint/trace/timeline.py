@@ -9,6 +9,7 @@ from typing import Any
 
 from precisionlint import catalogue
 from precisionlint.checks import Evidence, Hit, Judge, all_rules
+from precisionlint.checks.base import meets
 from precisionlint.events import Event
 from precisionlint.findings import Finding, Place, Step
 
@@ -34,7 +35,7 @@ class Timeline:
             each
             for each in found
             if isinstance(each, Hit)
-            and not any(fact in facts for fact in each.unless)
+            and not any(meets(fact, wanted) for wanted in each.unless for fact in facts)
             and all(fact in facts for fact in each.needs)
         ]
 
