@@ -15,6 +15,7 @@ from precisionlint.source.objects import (
     WRAPPER_ATTRIBUTES,
     is_container,
     model_weights,
+    state_dict_weights,
     weights_of,
 )
 from precisionlint.source.operators import (
@@ -270,6 +271,9 @@ def index(it: Interpreter, state: State, obj: Value, key: Value) -> Value:
                 if all(value == first for value in items.values()) and not stateful(it, state, first):
                     return first
         case Sym():
+            weights = state_dict_weights(it, obj)
+            if weights is not None:
+                return Tensors("param", weights, True)
             if isinstance(key, (Sym, Const)):
                 label = key.text if isinstance(key, Sym) else repr(key.value)
                 return it.derived(("index", obj, key), f"{obj.text}[{label}]", (obj, key))

@@ -82,6 +82,11 @@ def model_weights(it: Interpreter, value: Value) -> Weights | None:
     return None if isinstance(root, Sym) and root.key[:2] == ("site", "several") else frozenset({path})
 
 
+def state_dict_weights(it: Interpreter, value: Sym) -> Weights | None:
+    """The weights that a ``state_dict()`` holds: those of the model, not copies of them. None where it is another object's."""
+    return model_weights(it, value.key[1]) if value.key[0] == "state_dict" and value.key[2:] == ("model",) else None
+
+
 def weight_path(it: Interpreter, value: Value, depth: int = 0) -> WeightPath:
     """A model as a path of weights: ``model.encoder`` is part of ``model``."""
     if depth > 12:

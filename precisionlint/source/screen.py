@@ -12,13 +12,20 @@ WORDS = (
     b"GradScaler", b"scaler", b"unscale_", b"autocast", b"backward(", b"clip_grad", b"loss_scale", b"optim.", b"Adam", b"SGD(",
     b".step(", b"custom_op", b"autograd.Function", b"Trainer(",
 )  # fmt: skip
+AVERAGES = (b"decay", b".lerp_(", b"ema_", b"_ema")
+HALVES = (b".half()", b"float16")
+"""With what an average of weights is kept, and in half: a file of its own may hold nothing else."""
 
 
 def worth_parsing(data: bytes, own: tuple[bytes, ...] = ()) -> bool:
     """Whether a file names torch (or a trainer of its field) and something that a check listens to, or one of these words."""
     if own and any(word in data for word in own):
         return True
-    return any(word in data for word in TORCH) and any(word in data for word in WORDS)
+    if not any(word in data for word in TORCH):
+        return False
+    return any(word in data for word in WORDS) or all(
+        any(word in data for word in words) for words in (AVERAGES, HALVES)
+    )
 
 
 def own_words(frameworks: Iterable[tuple[str, str]]) -> Iterator[bytes]:

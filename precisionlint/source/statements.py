@@ -72,7 +72,8 @@ def do_assign(it: Interpreter, instr: p.Assign, state: State, after: list[State]
     elif counts(instr) and (isinstance(value, Sym) or (isinstance(value, Const) and value.kind in ("int", "float"))):
         # A counter or running sum is another value each time round; what it is made of no longer matters.
         value = it.site(state, instr.at, name_of(instr.target) or "…", flow_of(value), ())
-    effects.averaged(it, state, instr)
+    if not (instr.op and effects.blended(it, state, instr)):
+        effects.averaged(it, state, instr)
     assign(it, state, instr.target, value, instr.at)
     after.append(state)
 

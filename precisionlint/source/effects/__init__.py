@@ -5,7 +5,7 @@ Knows torch's API by meaning (a scaler scales, an optimizer steps, a clip clips)
 """
 
 from precisionlint.source.effects.common import choices, result
-from precisionlint.source.effects.copies import averaged
+from precisionlint.source.effects.copies import averaged, blended
 from precisionlint.source.effects.dispatch import call_external, call_method
 from precisionlint.source.effects.gradients import attribute_set
 from precisionlint.source.effects.optimizers import made
@@ -17,6 +17,6 @@ from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.effects.weights import module_called
 
 __all__ = [
-    "BUILTINS", "annotated", "attribute_set", "averaged", "call_custom_op", "call_external", "call_method",
+    "BUILTINS", "annotated", "attribute_set", "averaged", "blended", "call_custom_op", "call_external", "call_method",
     "call_unknown", "choices", "decorated", "enter", "enter_decorators", "launch", "made", "module_called", "result",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from precisionlint.source import program as p
 from precisionlint.source.effects.common import Outcome, argument, is_model, one, receiver_text, result, when
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import evaluate
-from precisionlint.source.objects import dtype_of, is_container, model_weights, weight_path
+from precisionlint.source.objects import dtype_of, is_container, model_weights, name_of, weight_path
 from precisionlint.source.state import State
 from precisionlint.source.values import Class, Const, External, Many, Method, Obj, Sym, Tensors, Value
 
@@ -73,20 +73,49 @@ def is_average(it: Interpreter, value: Value) -> bool:
 def write_parameters(
     it: Interpreter, state: State, instr: p.Call, tensors: Tensors, name: str, value: Value | None
 ) -> None:
-    """``p.mul_(decay)``, ``p.lerp_(q, 1 - decay)``, ``p.copy_(…)``: an average, or other weights."""
+    """``p.mul_(decay)``, ``p.lerp_(q, 1 - decay)``, ``p.sub_((1 - decay) * (p - q))``: an average; ``p.copy_(…)``: other weights."""
     if tensors.weights is None:
         return
     api = f"{receiver_text(instr)}.{name}"
     if name == "lerp_" or (name == "mul_" and keeps(value)):
         tell_written(it, state, instr.at, tensors.weights, "average", api, value if name == "mul_" else None)
+    elif name == "sub_":
+        if is_blend(tensors.weights, value):
+            tell_written(it, state, instr.at, tensors.weights, "average", api, None)
     elif name in ("copy_", "set_"):
         written_with(it, state, instr.at, tensors.weights, value, api)
 
 
 def written_with(it: Interpreter, state: State, at: Any, weights: Weights, value: Value | None, api: str) -> None:
     """Weights get a value: an average where they are part of it themselves, else a copy."""
-    own = isinstance(value, Tensors) and value.weights is not None and value.weights > weights
-    tell_written(it, state, at, weights, "average" if own else "copy", api, None)
+    tell_written(it, state, at, weights, "average" if is_blend(weights, value) else "copy", api, None)
+
+
+def is_blend(weights: Weights, value: Value | None) -> bool:
+    """Whether a value is made of these weights and of others."""
+    return isinstance(value, Tensors) and value.weights is not None and value.weights > weights
+
+
+def blend_copy(it: Interpreter, state: State, instr: p.Call, receiver: Sym, name: str, args: Args) -> bool:
+    """The same methods of a copy of parameters that was cast to half before. Says whether it is one of them."""
+    half, value = half_of(it, state, receiver), argument(args, 0)
+    if half is None or copy_and_dtype(state, receiver)[0] is None:
+        return False
+    if not (
+        name == "lerp_" or (name == "mul_" and keeps(value)) or (name == "sub_" and holds_difference(receiver, value))
+    ):
+        return False
+    decay = float(value.value) if isinstance(value, Const) and isinstance(value.value, float) else None
+    api = f"{receiver_text(instr)}.{name}"
+    it.emit(state, Written(it.where(state, instr.at), when(state), None, "average", api, half, decay))
+    return True
+
+
+def holds_difference(tensor: Value, value: Value | None) -> bool:
+    """``factor * (tensor - other)``."""
+    if not isinstance(value, Sym) or value.key[:2] != ("op", "*"):
+        return False
+    return any(isinstance(side, Sym) and side.key[:3] == ("op", "-", tensor) for side in value.key[2:4])
 
 
 def tell_written(
@@ -113,6 +142,17 @@ def load_state_dict(it: Interpreter, state: State, instr: p.Call, receiver: Valu
 
 
 # -- averages that are spelled out: x = decay * x + (1 - decay) * y
+
+
+def blended(it: Interpreter, state: State, instr: p.Assign) -> bool:
+    """``p *= decay``: parameters keep most of their old value, and others are added next. Says whether parameters are changed here."""
+    old = evaluate(it, state, instr.target)
+    if not isinstance(old, Tensors) or old.kind != "param" or old.weights is None:
+        return False
+    factor = evaluate(it, state, instr.value.right) if isinstance(instr.value, p.Binary) else None
+    if instr.op == "*" and keeps(factor):
+        tell_written(it, state, instr.at, old.weights, "average", f"{name_of(instr.target)} *=", factor)
+    return True
 
 
 def averaged(it: Interpreter, state: State, instr: p.Assign) -> None:

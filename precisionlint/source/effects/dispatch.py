@@ -23,6 +23,7 @@ from precisionlint.source.effects.common import (
 from precisionlint.source.effects.copies import (
     AVERAGING,
     average_method,
+    blend_copy,
     deep_copy,
     is_average,
     load_state_dict,
@@ -62,6 +63,7 @@ from precisionlint.source.effects.python import (
     isinstance_,
     item,
     items_method,
+    ordered_dict,
     parse_args,
     partial,
     range_,
@@ -211,6 +213,7 @@ EXTERNAL: dict[str, Callable[..., Outcome]] = {
     "builtins.float": float_,
     "builtins.bool": bool_,
     "builtins.dict": dict_,
+    "collections.OrderedDict": ordered_dict,
     "dataclasses.field": field_,
     "apex.amp.scale_loss": scale_loss,
     "apex.amp.initialize": amp_initialize,
@@ -267,6 +270,8 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
     if isinstance(receiver, ModuleRef):
         return call_unknown(it, state, instr, receiver, args)
     if isinstance(receiver, Sym):
+        if blend_copy(it, state, instr, receiver, name, args):
+            return one(state, receiver)
         for scaler in it.scalers_of(
             receiver
         ):  # whoever owns a scaler may step and update it in a method that is not read

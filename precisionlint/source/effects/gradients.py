@@ -222,7 +222,7 @@ def tensors_method(it: Interpreter, state: State, instr: p.Call, tensors: Tensor
             read_grads(it, state, instr, replace(tensors, kind="grad"), f"a {name} of squares")
             return one(state, result(it, state, instr, Method(tensors, name), ()))
         return one(state, tensors)  # .float(), .view(…): still squares
-    if name in ("mul_", "lerp_", "copy_", "set_") and tensors.kind == "param":
+    if name in ("mul_", "lerp_", "sub_", "copy_", "set_") and tensors.kind == "param":
         write_parameters(it, state, instr, tensors, name, factor)
         return one(state, tensors)
     if name == "requires_grad_" and tensors.weights is not None:

@@ -12,7 +12,7 @@ from precisionlint.source import program as p
 from precisionlint.source.effects.common import Outcome, argument, one, open_ended, result
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import attribute, class_attribute, element_of, elements
-from precisionlint.source.objects import is_container
+from precisionlint.source.objects import is_container, state_dict_weights
 from precisionlint.source.operators import as_cond, truth
 from precisionlint.source.state import State
 from precisionlint.source.values import (
@@ -300,7 +300,9 @@ def dict_(it: Interpreter, state: State, instr: p.Call, callee: External, args: 
     obj = Obj(it.here(state, instr.at), External("builtins.dict"))
     items: dict[Any, Value] = {}
     for keyword, value in args:
-        if keyword is None or keyword == "**":
+        if isinstance(value, Tensors) and value.kind == "named":
+            items["*"] = replace(value, kind="param")
+        elif keyword is None or keyword == "**":
             items.update(state.heap.get(value, {"*": value}) if is_container(value) else {"*": value})
         elif keyword != "*":
             items[keyword] = value
@@ -308,9 +310,20 @@ def dict_(it: Interpreter, state: State, instr: p.Call, callee: External, args: 
     return one(state, obj)
 
 
+def ordered_dict(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """``OrderedDict(model.named_parameters())`` holds what a dict does; one of pairs is not followed."""
+    if all(is_container(value) or (isinstance(value, Tensors) and value.kind == "named") for _, value in args):
+        return dict_(it, state, instr, callee, args)
+    return call_unknown(it, state, instr, callee, args)
+
+
 def items_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
     if args:
         return call_unknown(it, state, instr, Method(receiver, name), args)
+    if isinstance(receiver, Sym) and receiver.key[0] == "state_dict" and name != "keys":
+        weights = state_dict_weights(it, receiver)
+        if weights is not None:
+            return one(state, Tensors("named" if name == "items" else "params", weights))
     return one(state, Stream("same" if name == "keys" else name, (receiver,)))
 
 

@@ -268,7 +268,8 @@ def model_zero_grad(it: Interpreter, state: State, instr: p.Call, receiver: Valu
 
 
 def model_state_dict(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
-    return one(state, it.derived(("state_dict", receiver), f"{receiver_text(instr)}.state_dict()", ()))
+    key = ("state_dict", receiver, "model") if is_model(it, state, receiver) else ("state_dict", receiver)
+    return one(state, it.derived(key, f"{receiver_text(instr)}.state_dict()", ()))
 
 
 def module_called(it: Interpreter, state: State, instr: p.Call, callee: Value) -> None:
