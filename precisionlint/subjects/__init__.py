@@ -64,6 +64,8 @@ CONFIGURED = (
     b"reduce_dtype",
     b"grad_sync_dtype",
     b"PURE",
+    b"accumulate_grad_in_fp32",
+    b"main_grads_dtype",
 )
 NAMED_HALF = (b"bfloat16", b"float16", b".half")
 TAKEN = (b"allclose", b"assert_close", b".numpy()", b"np.asarray", b"np.array", b"error < ", b"err < ")
@@ -76,6 +78,8 @@ WRITTEN = (
     b"grad_reduce_in_fp32",
     b"--grad-reduce-in-bf16",
     b"main-grads-dtype",
+    b"main_grads_dtype",
+    b"accumulate_grad_in_fp32",
     b"--loss-scale",
     b"reduce_dtype",
     b"MixedPrecision",
@@ -99,7 +103,7 @@ KERNELS = (b".dot(", b".sum(", b".cumsum(", b".zeros(", b".full(", b".fma(", b".
 SUBJECTS: tuple[Subject, ...] = (
     Subject("precisionlint.source.flow", (".py",), ((b"torch", b"MXFP8BlockScaling"), ARITHMETIC)),
     Subject("precisionlint.subjects.configurations", (".json", ".yaml", ".yml"), (HALF, CONFIGURED)),
-    Subject("precisionlint.subjects.megatron", (".sh",), (HALF, (b"--bf16", b"--fp16"), WRITTEN)),
+    Subject("precisionlint.subjects.scripts", (".sh",), (HALF, WRITTEN)),
     Subject("precisionlint.subjects.jax_programs", (".py",), (HALF, (b"jax",), JAX)),
     Subject("precisionlint.subjects.half_values", (".py",), (NAMED_HALF, (b"torch",), TAKEN)),
     Subject("precisionlint.subjects.python_settings", (".py",), (HALF, WRITTEN)),

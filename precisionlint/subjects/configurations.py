@@ -16,6 +16,8 @@ FRAMEWORKS = (
     finetuning.llama_factory,
     finetuning.axolotl,
     finetuning.lightning,
+    finetuning.nanotron,
+    finetuning.main_grads,
     finetuning.accelerate,
     finetuning.reduction,
 )

@@ -50,7 +50,7 @@ def recipe(table: Table) -> Recipe | None:
         stray=_stray(bf16, name),
         accumulates=table.setting("data_types.grad_accum_dtype"),
         reduces=table.setting("communication_data_type"),
-        steps=_decided(table.setting("gradient_accumulation_steps")),
+        steps=_decided(table.setting("gradient_accumulation_steps")) or _steps_of_batches(table),
         weights=_half_masters(table, name),
         optimizer=table.setting("optimizer.type"),
         rate=_decided(table.setting("optimizer.params.lr")),
@@ -79,6 +79,14 @@ def _decided(setting: Setting | None) -> Setting | None:
     if setting is not None and setting.value == "auto":
         return Setting(setting.name, UNKNOWN, setting.at)
     return setting
+
+
+def _steps_of_batches(table: Table) -> Setting | None:
+    """DeepSpeed takes as many micro-batches as the batch sizes ask for: unknown where a script fills one of them in."""
+    whole, micro = table.setting("train_batch_size"), table.setting("train_micro_batch_size_per_gpu")
+    if whole is None or micro is None or UNKNOWN not in (whole.value, micro.value):
+        return None
+    return Setting(whole.name, UNKNOWN, whole.at)
 
 
 def _stray(bf16: Table | None, name: str) -> tuple[Setting, ...]:

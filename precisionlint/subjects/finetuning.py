@@ -1,10 +1,11 @@
-"""What the YAML of fine-tuning tools says about precision: torchtune, LLaMA-Factory, axolotl, Lightning's CLI, Composer, NeMo, and
-accelerate's launcher.
+"""What the YAML of fine-tuning tools says about precision: torchtune, LLaMA-Factory, axolotl, Lightning's CLI, Composer, NeMo, nanotron,
+and accelerate's launcher.
 
 Read in torchtune's recipes (``training.set_default_dtype(dtype)`` around the model), LLaMA-Factory's ``model/adapter.py`` (``pure_bf16``
 leaves trained weights in half), axolotl's ``utils/config/__init__.py`` (``bf16`` loads the model in bf16; DeepSpeed and FSDP make fp32
-masters of that, DDP and a single GPU do not), Composer's ``get_mixed_precision`` (``PURE`` reduces in half) and torch_xla's
-``XLA_DOWNCAST_BF16``. Adapters are left alone: their dtype is another question.
+masters of that, DDP and a single GPU do not), Composer's ``get_mixed_precision`` (``PURE`` reduces in half), nanotron's ``helpers.py``
+(``accumulate_grad_in_fp32`` makes an ``FP32GradientAccumulator``) and torch_xla's ``XLA_DOWNCAST_BF16``. Adapters are left alone: their
+dtype is another question.
 """
 
 from __future__ import annotations
@@ -107,6 +108,24 @@ def reduction(table: Table) -> Recipe | None:
     if setting is None or not setting.half:
         return None
     return Recipe(at=setting.at, when=(), framework="FSDP", reduces=setting)
+
+
+def nanotron(table: Table) -> Recipe | None:
+    """A run of nanotron that sums the gradients of its micro-batches in the dtype of the model."""
+    wide, dtype = table.setting("optimizer.accumulate_grad_in_fp32"), table.setting("model.dtype")
+    if wide is None or wide.value is not False or dtype is None or not dtype.half:
+        return None
+    sums = Setting(wide.name, dtype.half, wide.at)
+    steps = table.setting("tokens.batch_accumulation_per_replica")
+    return Recipe(at=wide.at, when=(), framework="nanotron", accumulates=sums, steps=steps)
+
+
+def main_grads(table: Table) -> Recipe | None:
+    """Megatron's dtype of summed gradients, wherever a trainer of its own keeps that setting."""
+    sums = table.setting("main_grads_dtype")
+    if sums is None or not sums.half:
+        return None
+    return Recipe(at=sums.at, when=(), framework="Megatron", accumulates=sums)
 
 
 def lightning(table: Table) -> Recipe | None:

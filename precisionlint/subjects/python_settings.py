@@ -79,6 +79,8 @@ def _call(file: File, node: ast.Call) -> Iterator[Recipe]:
         for keyword in node.keywords:
             if keyword.arg == "grad_reduce_in_fp32" and constant(keyword.value) is False and not _is_fp16(file, node):
                 yield from _megatron(file, _setting(file, keyword), name)
+    elif name == "OptimizerArgs" and "nanotron" in file.text:
+        yield from _nanotron(file, node)
     elif name == "TrainingConfig" and "torchtitan" in file.text:
         for keyword in node.keywords:
             setting = _setting(file, keyword)
@@ -91,6 +93,19 @@ def _call(file: File, node: ast.Call) -> Iterator[Recipe]:
         yield from _hooks(
             file, [k.value for k in node.keywords if k.arg in ("ddp_comm_hook", "ddp_comm_wrapper")], node
         )
+
+
+def _nanotron(file: File, node: ast.Call) -> Iterator[Recipe]:
+    """nanotron's gradients summed in the dtype of the model, where the file says that this is half and how many they are."""
+    wide = next((each for each in node.keywords if each.arg == "accumulate_grad_in_fp32"), None)
+    if wide is None or constant(wide.value) is not False:
+        return
+    others = [_setting(file, each) for each in file.nodes if isinstance(each, ast.keyword) and each.arg]
+    dtype = next((each.half for each in others if each.name == "dtype" and each.half), "")
+    steps = next((each for each in others if each.name == "batch_accumulation_per_replica"), None)
+    if dtype:
+        sums = replace(_setting(file, wide), value=dtype)
+        yield Recipe(at=sums.at, when=(), framework="nanotron", accumulates=sums, steps=steps)
 
 
 def _policy(file: File, node: ast.Call) -> Iterator[Recipe]:

@@ -23,6 +23,7 @@ from precisionlint.subjects import File
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TEMPLATE = re.compile(r"\{\{|\{%|<%|\$\{")
 """What a file that some program fills in before anybody reads it shows."""
+VARIABLE = re.compile(r"\$\w+")
 JSON_PART = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|\t', re.DOTALL)
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]..")
 
@@ -113,12 +114,12 @@ def tables(node: Node, but: re.Pattern[str] | None = None) -> Iterator[Table]:
             pending.extend(reversed(node.items))
 
 
-def documents(file: File) -> list[Node]:
+def documents(file: File, is_json: bool | None = None) -> list[Node]:
     """The documents of a YAML or JSON file; none of a template, which is not yet either.
 
     Raises: UnreadableError.
     """
-    is_json = file.display.endswith(".json")
+    is_json = file.display.endswith(".json") if is_json is None else is_json
     text = _plain(file.text) if is_json else file.text
     try:
         return [_Reader(file).node(node) for node in yaml.compose_all(text, Loader=LOADER) if node is not None]
@@ -198,7 +199,7 @@ def _value(node: Any) -> Any:
     """The value of a scalar by its tag; what an interpolation gives is unknown."""
     kind = node.tag.rpartition(":")[2]
     text: str = node.value
-    if "${" in text or "{{" in text:
+    if "${" in text or "{{" in text or VARIABLE.fullmatch(text):
         return UNKNOWN
     if kind == "bool":
         return text.lower() in ("true", "yes", "on")
