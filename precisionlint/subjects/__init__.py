@@ -66,6 +66,10 @@ CONFIGURED = (
     b"PURE",
     b"accumulate_grad_in_fp32",
     b"main_grads_dtype",
+    b"fp16_compression",
+    b"ddp_comm_hook",
+    b"FP16_ALLREDUCE",
+    b"fp16_allreduce",
 )
 NAMED_HALF = (b"bfloat16", b"float16", b".half")
 TAKEN = (b"allclose", b"assert_close", b".numpy()", b"np.asarray", b"np.array", b"error < ", b"err < ")
@@ -84,6 +88,8 @@ WRITTEN = (
     b"reduce_dtype",
     b"MixedPrecision",
     b"comm_hook",
+    b"fp16_compression",
+    b"Compression.fp16",
     b"torchtitan",
 )
 """What a setting of half precision in Python source is called, of those that are read."""

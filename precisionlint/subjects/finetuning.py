@@ -22,6 +22,8 @@ PLAIN = re.compile(
 """Optimizers that are known to add an update to the weights as they are. Others may have masters or make up for the rounding."""
 COMPOSER = {"amp_bf16": "bf16", "amp_fp16": "fp16"}
 TRUE_PRECISION = {"bf16-true": "bf16", "16-true": "fp16"}
+FP16_SUMS = ("fp16_compression", "fp16_allreduce", "FP16_ALLREDUCE")
+"""Switches of detectron2, Horovod's examples and SlowFast: gradients are summed over ranks in fp16."""
 OPTIMIZERS = tuple(
     f"{above}{key}"
     for above in ("optimizer.", "model.optimizer.", "model.init_args.optimizer.", "model.optim.")
@@ -99,9 +101,13 @@ def axolotl(table: Table) -> Recipe | None:
 
 
 def reduction(table: Table) -> Recipe | None:
-    """Sums of gradients over ranks: FSDP's policies as they stand in YAML, Composer's ``PURE``, and the optimizers of NeMo."""
+    """Sums of gradients over ranks: FSDP's policies as they stand in YAML, Composer's ``PURE``, the optimizers of NeMo, and hooks of DDP."""
     setting = table.setting("reduce_dtype") if "param_dtype" in table else None
     setting = setting or table.setting("grad_sync_dtype") or table.setting("fsdp_grad_reduce_dtype")
+    setting = setting or table.setting("ddp_comm_hook")
+    switch = next((s for name in FP16_SUMS if (s := table.setting(name)) is not None), None)
+    if switch is not None and switch.value is True:
+        setting = Setting(switch.name, "fp16", switch.at)
     pure, half = table.setting("fsdp_config.mixed_precision"), COMPOSER.get(table.text("precision"))
     if pure is not None and half is not None and "optimizer" in table and str(pure.value).upper() == "PURE":
         setting = Setting(pure.name, half, pure.at)

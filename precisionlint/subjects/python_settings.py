@@ -24,6 +24,7 @@ MEGATRON_CONFIGS = ("DistributedDataParallelConfig", "MegatronMixedPrecision", "
 DDP_CONFIGS = ("DistributedDataParallelConfig", "ddp", "ddp_config")
 """Where Megatron itself reads the dtype of gradients. NeMo's and Megatron-Bridge's mixed precision, where there is one, overrides it."""
 MEGATRON_POLICY = re.compile(r"mixed_precision|MixedPrecision|bf16_mixed|bf16-mixed")
+COLLECTIVES = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor", "_allreduce_fut")
 HOOK = re.compile(r"(?:fp16|bf16)_compress_(?:hook|wrapper)")
 MEGATRON_BF16 = re.compile(r"bf16[_-]mixed|bf16_with_\w+|\bbf16\s*=\s*True|params_dtype\s*=\s*torch\.bfloat16")
 MEGATRON_TRAINS = re.compile(r"OptimizerConfig|OptimizerModule|pretrain|finetune|get_megatron_optimizer")
@@ -87,12 +88,16 @@ def _call(file: File, node: ast.Call) -> Iterator[Recipe]:
             if keyword.arg == "dtype" and setting.half:
                 remedy = 'dtype="float32" keeps them, and mixed_precision_param="bfloat16" computes in half'
                 yield Recipe(at=setting.at, when=(), framework="torchtitan", weights=setting, remedy=remedy)
+    elif name == "DistributedDataParallelKwargs":
+        yield from _accelerate_hook(file, node)
     elif name == "register_comm_hook":
         yield from _hooks(file, [*node.args, *(keyword.value for keyword in node.keywords)], node)
     else:
-        yield from _hooks(
-            file, [k.value for k in node.keywords if k.arg in ("ddp_comm_hook", "ddp_comm_wrapper")], node
-        )
+        handed = [k.value for k in node.keywords if k.arg in ("ddp_comm_hook", "ddp_comm_wrapper", "compression")]
+        yield from _hooks(file, handed, node)
+        for keyword in node.keywords:
+            if keyword.arg == "fp16_compression" and constant(keyword.value) is True:
+                yield _compressed(_setting(file, keyword))
 
 
 def _nanotron(file: File, node: ast.Call) -> Iterator[Recipe]:
@@ -151,10 +156,12 @@ class _Fallback(ast.NodeTransformer):
 
 def _assignment(file: File, node: ast.Assign) -> Iterator[Recipe]:
     (target, *others) = node.targets
-    if others or not isinstance(target, ast.Attribute) or target.attr != "grad_reduce_in_fp32":
+    if others or not isinstance(target, ast.Attribute):
         return
-    if constant(node.value) is False:
-        at = joined(file.place(target), file.place(node.value))
+    at = joined(file.place(target), file.place(node.value))
+    if target.attr == "fp16_compression" and constant(node.value) is True:
+        yield _compressed(Setting("fp16_compression", True, at))
+    elif target.attr == "grad_reduce_in_fp32" and constant(node.value) is False:
         yield from _megatron(file, Setting("grad_reduce_in_fp32", False, at), _name(target.value))
 
 
@@ -178,15 +185,44 @@ def _is_fp16(file: File, call: ast.Call) -> bool:
     )
 
 
+def _compressed(setting: Setting) -> Recipe:
+    """detectron2's ``create_ddp_model(fp16_compression=True)``, also in its lazy configurations: torch's fp16 hook."""
+    return Recipe(at=setting.at, when=(), framework="DDP", reduces=replace(setting, value="fp16"))
+
+
+def _accelerate_hook(file: File, call: ast.Call) -> Iterator[Recipe]:
+    """accelerate's choice of a hook, by its enumeration or the value of that."""
+    for keyword in call.keywords:
+        setting = _setting(file, keyword)
+        named = _name(keyword.value).lower() or str(setting.value)
+        if keyword.arg in ("comm_hook", "comm_wrapper") and named in ("fp16", "bf16"):
+            yield Recipe(at=setting.at, when=(), framework="DDP", reduces=replace(setting, value=named))
+
+
 def _hooks(file: File, handed: list[ast.expr], call: ast.Call) -> Iterator[Recipe]:
-    """The compressing hooks among what a call is handed, by name or through a local variable."""
+    """The compressing hooks among what a call is handed: by name, through a local variable, or as functions of the file."""
     for value in handed:
-        for each in [value, *_assigned(file, value, call)]:
-            name = _name(each)
-            if HOOK.fullmatch(name):
-                yield Recipe(
-                    at=file.place(each), when=(), framework="DDP", reduces=Setting(name, name[:4], file.place(each))
-                )
+        for each in _choices(file, value, call):
+            name, at = _name(each), file.place(each)
+            half = name[:4] if HOOK.fullmatch(name) else _half_of_hook(file, each)
+            if half:
+                yield Recipe(at=at, when=(), framework="DDP", reduces=Setting(name, half, at))
+
+
+def _half_of_hook(file: File, hook: ast.expr) -> str:
+    """The half that a hook of the program's own sends, or Horovod's ``Compression``."""
+    if isinstance(hook, ast.Attribute):
+        return "fp16" if hook.attr == "fp16" and _name(hook.value) == "Compression" else ""
+    functions = (each for each in file.nodes if isinstance(each, ast.FunctionDef))
+    own = next((each for each in functions if isinstance(hook, ast.Name) and each.name == hook.id), None)
+    calls = [each for each in ast.walk(own) if isinstance(each, ast.Call)] if own is not None else []
+    if not any(_name(each.func) in COLLECTIVES for each in calls):
+        return ""
+    casts = {_name(each.func): [constant(value) for value in each.args] for each in calls}
+    if "half" in casts or any(Setting("", value, file.place(hook)).half == "fp16" for value in casts.get("to", ())):
+        return "fp16"
+    bf16 = any(Setting("", value, file.place(hook)).half == "bf16" for value in casts.get("to", ()))
+    return "bf16" if "bfloat16" in casts or bf16 else ""
 
 
 def _assigned(file: File, value: ast.expr, call: ast.Call) -> list[ast.expr]:
