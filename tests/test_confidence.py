@@ -81,6 +81,29 @@ def weighted(model, y):
     return F.cross_entropy(model(y).flatten(0, 1), y.flatten())
 """
 
+CRITERION = """
+import torch
+
+
+def weighted(model, y, criterion=None, mask=None):
+    logits = model(y)
+    return criterion(logits.softmax(-1) if mask else logits.flatten(0, 1), y.flatten())
+"""
+
+GRID = """
+import torch
+
+
+def weighted(size, step, dtype=torch.float32):
+    positions = torch.arange(size, dtype=dtype)
+    return (positions * step).sin()
+
+
+class PositionGrid(torch.nn.Module):
+    def forward(self, x, length, dtype: torch.dtype = torch.float32):
+        return torch.arange(length, dtype=dtype).sin()
+"""
+
 PARTS = """
 import torch
 
@@ -147,6 +170,8 @@ def test_arithmetic_of_a_library_that_handles_no_dtypes_is_possible(tmp_path: Pa
         (ATTENTION, "scale-after-matmul"),
         (LOGITS, "softmax-in-half"),
         (LOSS, "loss-on-half-logits"),
+        (CRITERION, "loss-on-half-logits"),
+        (GRID, "half-arange"),
         (PARTS, "softmax-in-half"),
     ],
 )
@@ -161,7 +186,7 @@ def test_what_callers_or_values_decide_is_possible_even_under_autocast(tmp_path:
     assert grades(found(tmp_path, select=["all"])) == {(rule, "possible", "info")}
 
 
-@pytest.mark.parametrize("module", [SOFTMAX, OWN, ATTENTION, LOGITS, LOSS])
+@pytest.mark.parametrize("module", [SOFTMAX, OWN, ATTENTION, LOGITS, LOSS, CRITERION, GRID])
 def test_a_program_that_trains_in_fp32_decides_itself(tmp_path: Path, module: str) -> None:
     project(tmp_path, region=FP32, library=module)
     assert found(tmp_path, select=["all"]) == []

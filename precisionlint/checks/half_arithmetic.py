@@ -307,7 +307,7 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
         )
 
 
-LOGITS = re.compile(r"logits?$")
+LOGITS = re.compile(r"logits?$|^(?:chosen|rejected?)_rewards?$|^preds?$|^predictions?$")
 
 
 def logits(value: Value) -> bool:
@@ -468,7 +468,7 @@ PLACES = re.compile(
 """Functions and classes that make positions."""
 
 
-CHANNELS = re.compile(r"dim|feat|chan|embed|hidden", re.I)
+CHANNELS = re.compile(r"dim|feat(?!_?(?:shape|size|map))|chan|embed|hidden", re.I)
 
 
 @FAMILY.rule("half-arange", Computed)
@@ -477,11 +477,14 @@ def half_arange(state: None, event: Computed) -> Iterator[Any]:
     if value.op != "arange" or "dtype" not in value.options or event.scope.kind == "test":
         return
     how = grade(value.dtypes, event.scope)
+    chosen = value.dtypes - {"float32"}  # an argument that is fp32 unless a caller says otherwise
+    if how is None and value.options["dtype"].op == "input" and chosen and may_be_half(chosen):
+        how = "possible"
     bound = max((n for n in map(number, value.inputs) if n is not None), default=None)
     open_ended = any(number(v) is None for v in value.inputs)
     if how is None or (not open_ended and (bound or 0) <= 256):
         return
-    follows = how == "likely" or value.options["dtype"].op == "dtype_of"
+    follows = how != "certain" or value.options["dtype"].op == "dtype_of"
     if follows and ("~weights" in value.dtypes or not PLACES.search(f"{event.scope.owner} {event.scope.function}")):
         return  # levels, bins and the like are few; positions in the dtype of frequencies are half-rope
     end = value.inputs[-1 if len(value.inputs) < 2 else 1]

@@ -21,7 +21,6 @@ from precisionlint.checks.half_arithmetic import (
     short,
     trains,
 )
-from precisionlint.findings import Confidence
 from precisionlint.valueflow import (
     VIEWS,
     Computed,
@@ -160,34 +159,35 @@ def from_zero(value: Value) -> bool:
 
 @FAMILY.rule("loss-on-half-logits", Computed)
 def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
-    value = event.value
-    region = event.scope.region
-    if value.op != "cross_entropy" or not value.inputs or not trains(event.scope):
+    value, scope = event.value, event.scope
+    if value.op not in ("cross_entropy", "criterion") or not value.inputs or not trains(scope):
         return
-    given = value.inputs[0]
-    if region is not None and region.device != "cuda":  # CPU's autocast lifts it
+    given, half = value.inputs[0], known_half(value.inputs[0].dtypes)
+    if scope.region is not None and scope.region.device != "cuda":  # CPU's autocast lifts it
         return
-    how: Confidence = "certain"
-    # A loss inside CUDA's region is how every program has it; there only a cast to half is this one's. What a model gives may be anything.
-    if not known_half(given.dtypes) or (
-        region is not None and not find(given, cast_to_half, lambda v: v.op in ("layer", "linear", "matmul"), 24)
-    ):
-        if (
-            event.scope.enabled is False
-            or not (known_half(given.dtypes) or may_be_half(given.dtypes))
-            or not logits(given)
-        ):
-            return
-        how = "possible"
-    yield hit(
-        "loss-on-half-logits",
-        value,
-        how,
+    # A loss inside CUDA's region is how every program has it; there only a cast to half is this one's.
+    sure = scope.region is None or find(given, cast_to_half, lambda v: v.op in ("layer", "linear", "matmul"), 24)
+    if value.op == "cross_entropy" and half and sure:
+        yield hit("loss-on-half-logits", value, "certain", of_logits(given), (), logits_at(given))
+        return
+    # What a model gives may be anything, and so is what a criterion from elsewhere does with it.
+    if scope.enabled is not False and (half or may_be_half(given.dtypes)) and logits(given):
+        message = of_logits(given)
+        if value.op == "criterion":
+            message = f"'{value.name}' is given {short(given.dtypes)} logits: unless it widens them its loss is rounded; cast them to float first"
+        needs = (TRAINING, Shows("half"))
+        yield hit("loss-on-half-logits", value, "possible", message, needs, logits_at(given))
+
+
+def of_logits(given: Value) -> str:
+    return (
         f"cross entropy of {short(given.dtypes)} logits: the loss is off in its third digit, "
-        "and so are its gradients; cast the logits to float first",
-        () if how == "certain" else (TRAINING, Shows("half")),
-        (Seen(given.at, "the logits"),) if given.at is not None else (),
+        "and so are its gradients; cast the logits to float first"
     )
+
+
+def logits_at(given: Value) -> tuple[Seen, ...]:
+    return (Seen(given.at, "the logits"),) if given.at is not None else ()
 
 
 def cast_to_half(value: Value) -> bool:

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 from precisionlint.events import Event
 from precisionlint.source.flow import torch_calls
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Environment, Function, Source, Spent, Spot, instance
-from precisionlint.source.flow.joins import appended, either, element, unpacked
-from precisionlint.source.flow.ops import names
+from precisionlint.source.flow.joins import either, element, unpacked
 from precisionlint.source.flow.python_calls import builtin
-from precisionlint.source.flow.statements import STATEMENTS
+from precisionlint.source.flow.statements import STATEMENTS, keep
 from precisionlint.source.flow.words import (
     BINARY,
+    CALLED,
+    CRITERION,
+    HANDED,
+    NO_TENSOR,
     VERSION,
     annotated,
     ast_name,
@@ -26,13 +29,11 @@ from precisionlint.source.flow.words import (
 from precisionlint.source.root import file_of
 from precisionlint.valueflow import (
     BOOL,
-    HALF,
     INTEGERS,
     NO_OPTIONS,
     NUMBER,
     UNKNOWN,
     VIEWS,
-    WIDE,
     Called,
     Computed,
     Dtypes,
@@ -56,14 +57,6 @@ FOLD: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 AMP = ("torch.cuda.amp.", "torch.cpu.amp.", "transformer_engine.pytorch.fp8_autocast")
 """Names that are told where they are used."""
-NO_TENSOR = names(
-    """
-    constant external function class instance module file import builtin constructed region dict tuple many text dtype_of unknown
-    """
-)
-
-CALLED = frozenset({"function", "instance", "module", "external", "constructed", "layer"})
-"""What is called in the place of the other, where a branch or a setting chose one: a layer or the identity, one loss or another."""
 
 
 class Frame:
@@ -188,19 +181,6 @@ class Frame:
             old = self.lookup(name)
             if old is not None and old.op not in ("external", "module", "instance", "file"):
                 self.names[name] = Value("view", (old,), UNKNOWN, old.at, old.name)
-
-    def told(self, test: ast.expr) -> Environment:
-        """The variables whose dtype a test tells for the branch that it leads into: ``x.dtype == torch.float16``."""
-        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-            return {name: value for part in test.values for name, value in self.told(part).items()}
-        match test:
-            case ast.Compare(
-                left=ast.Attribute(value=ast.Name(name), attr="dtype"), ops=[ast.Eq() | ast.Is()], comparators=[other]
-            ):
-                old, dtypes = self.names.get(name), torch_calls.dtypes_named(self.expr(other))
-                if old is not None and old.op not in NO_TENSOR and dtypes is not None and dtypes <= HALF | WIDE:
-                    return {name: Value("view", (old,), dtypes, old.at, old.name)}
-        return {}
 
     def asks_version(self, test: ast.expr, value: Value) -> bool:
         """Whether a test asks for a version, or for what a module has."""
@@ -380,27 +360,14 @@ class Frame:
             if keyword.arg is None:
                 options[""] = self.expr(keyword.value)  # what it holds is not known
         value = self.apply(func, args, options, node, starred)
-        self.keep(node, args, value)
+        keep(self, node, args, value)
         return value
-
-    def keep(self, node: ast.Call, args: list[Value], value: Value) -> None:
-        """What a call leaves in variables of the function: a member of a list, or a result that ``out=`` says where to put."""
-        match node.func:
-            case ast.Attribute(value=ast.Name(name), attr="append") if name in self.names and len(args) == 1:
-                kept = appended(self.names[name], args[0], self.loops > 0)
-                if kept is not None:
-                    self.names[name] = kept
-        for keyword in node.keywords:
-            if (
-                keyword.arg == "out"
-                and isinstance(keyword.value, ast.Name)
-                and value.op not in ("unknown", "constructed")
-            ):
-                self.names[keyword.value.id] = value
 
     def apply(
         self, func: Value, args: list[Value], options: dict[str, Value], node: ast.Call, starred: bool = False
     ) -> Value:
+        if func.op in HANDED and len(args) > 1 and CRITERION.search(ast_name(node.func)):
+            return self.made("criterion", args, UNKNOWN, node, ast_name(node.func), options)
         match func.op:
             case "function":
                 receiver = func.inputs[0] if func.inputs else None

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from precisionlint.source.flow import definitions
 from precisionlint.source.flow.heap import NOTHING, Class, Environment, Function
-from precisionlint.source.flow.joins import element, join
-from precisionlint.source.flow.words import BINARY, catches, is_property_setter
-from precisionlint.valueflow import Returned, Value, constant
+from precisionlint.source.flow.joins import appended, element, join
+from precisionlint.source.flow.torch_calls import dtypes_named
+from precisionlint.source.flow.words import BINARY, NO_TENSOR, catches, is_property_setter
+from precisionlint.valueflow import HALF, WIDE, Returned, Value, constant
 
 if TYPE_CHECKING:
     from precisionlint.source.flow.evaluate import Frame
@@ -43,7 +44,7 @@ def branches(frame: Frame, *bodies: list[ast.stmt], told: Sequence[Environment] 
 
 def if_(frame: Frame, node: ast.If) -> None:
     bodies: list[list[ast.stmt]] = []
-    told: list[Environment] = []
+    known: list[Environment] = []
     scope = frame.scope
     while True:  # a chain of elif is one choice, however long
         frame.narrow(node.test)
@@ -53,7 +54,7 @@ def if_(frame: Frame, node: ast.If) -> None:
         decided = test.op == "constant" and isinstance(test.constant, (bool, type(None))) and frame.depth > 0
         if not decided or test.constant:
             bodies.append(node.body)
-            told.append(frame.told(node.test))
+            known.append(told(frame, node.test))
         if decided and test.constant:
             break
         if len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If):
@@ -61,8 +62,34 @@ def if_(frame: Frame, node: ast.If) -> None:
             continue
         bodies.append(node.orelse)
         break
-    if branches(frame, *bodies, told=told) == len(bodies):
+    if branches(frame, *bodies, told=known) == len(bodies):
         frame.scope = scope  # where a branch left, the rest is guarded like the others
+
+
+def told(frame: Frame, test: ast.expr) -> Environment:
+    """The variables whose dtype a test tells for the branch that it leads into: ``x.dtype == torch.float16``."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return {name: value for part in test.values for name, value in told(frame, part).items()}
+    match test:
+        case ast.Compare(
+            left=ast.Attribute(value=ast.Name(name), attr="dtype"), ops=[ast.Eq() | ast.Is()], comparators=[other]
+        ):
+            old, dtypes = frame.names.get(name), dtypes_named(frame.expr(other))
+            if old is not None and old.op not in NO_TENSOR and dtypes is not None and dtypes <= HALF | WIDE:
+                return {name: Value("view", (old,), dtypes, old.at, old.name)}
+    return {}
+
+
+def keep(frame: Frame, node: ast.Call, args: list[Value], value: Value) -> None:
+    """What a call leaves in variables of the function: a member of a list, or a result that ``out=`` says where to put."""
+    match node.func:
+        case ast.Attribute(value=ast.Name(name), attr="append") if name in frame.names and len(args) == 1:
+            kept = appended(frame.names[name], args[0], frame.loops > 0)
+            if kept is not None:
+                frame.names[name] = kept
+    for keyword in node.keywords:
+        if keyword.arg == "out" and isinstance(keyword.value, ast.Name) and value.op not in ("unknown", "constructed"):
+            frame.names[keyword.value.id] = value
 
 
 def for_(frame: Frame, node: ast.For | ast.AsyncFor) -> None:

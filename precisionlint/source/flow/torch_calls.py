@@ -113,7 +113,10 @@ def module(frame: Frame, made: Value, args: list[Value], node: ast.Call) -> Valu
     )
 
 
-LAYERS = re.compile(r"conv|linear|proj|dense|\bfc|act|norm|layer|block|mlp|qkv|gate|head", re.I)
+LAYERS = re.compile(
+    r"conv|linear|proj|dense|\bfc|act|norm|layer|block|mlp|qkv|gate|head|transformer|[ed]ncoder|backbone|model\b|net\b",
+    re.I,
+)
 """What the layers of a network are called."""
 OTHERS = re.compile(r"rope|rotary|pos|freq|emb|loss|crit|mask|quant|metric|proc|token|sched|spec|resampl|extract", re.I)
 """What returns something else than activations in the dtype of what it is given, or need not."""

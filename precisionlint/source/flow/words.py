@@ -15,6 +15,36 @@ BINARY: dict[type[ast.operator], str] = {
 }  # fmt: skip
 VERSION = re.compile(r"version|hasattr|torch_|_torch|requires", re.I)
 """What a test of a version, or of what a module has, is called."""
+NO_TENSOR = frozenset(
+    {
+        "constant",
+        "external",
+        "function",
+        "class",
+        "instance",
+        "module",
+        "file",
+        "import",
+        "builtin",
+        "constructed",
+        "region",
+        "dict",
+        "tuple",
+        "many",
+        "text",
+        "dtype_of",
+        "unknown",
+    }
+)
+"""What of values is no tensor."""
+CALLED = frozenset({"function", "instance", "module", "external", "constructed", "layer"})
+"""What is called in the place of the other, where a branch or a setting chose one: a layer or the identity, one loss or another."""
+
+HANDED = frozenset({"input", "index", "attribute", "unknown", "constructed", "layer"})
+CRITERION = re.compile(
+    r"criterion|^(?:self_)?loss(?:_?(?:fn|func|fct|function))?$|_loss_(?:fn|func|fct|function)$", re.I
+)
+"""What a loss is called that is handed in or built elsewhere: only its name says that it is one."""
 CAUGHT = frozenset(
     {
         "ImportError",
