@@ -125,25 +125,39 @@ def test_a_triton_without_the_private_part_is_named(tmp_path: Path) -> None:
     assert "has no _convert_float" in interpreted(tmp_path, program)
 
 
-def test_an_interpreter_without_dot_scaled_is_refused_where_a_kernel_needs_it(tmp_path: Path) -> None:
+def test_a_dot_of_scaled_operands_is_their_product_in_every_version(tmp_path: Path) -> None:
     program = """
+    from precisionlint.formats import E2M1, E4M3FN, E8M0FNU, decode
     interpreter = load_interpreter()
-    del interpreter.InterpreterBuilder.create_dot_scaled
 
     @triton.jit
-    def kernel(x, s):
-        i = tl.arange(0, 32)
-        a = tl.load(x + i[:, None] * 32 + i[None, :])
-        scale = tl.load(s + i[:, None])
-        tl.dot_scaled(a, scale, "e4m3", a, scale, "e4m3")
+    def kernel(a, a_scales, b, b_scales, y, A_FORMAT: tl.constexpr, IN_BYTE: tl.constexpr):
+        i, k, group = tl.arange(0, 16), tl.arange(0, 64), tl.arange(0, 2)
+        bytes = tl.arange(0, 64 // IN_BYTE)
+        left = tl.load(a + i[:, None] * (64 // IN_BYTE) + bytes[None, :])
+        right = tl.load(b + k[:, None] + i[None, :] * 64)
+        left_scale = tl.load(a_scales + i[:, None] * 2 + group[None, :])
+        right_scale = tl.load(b_scales + i[:, None] * 2 + group[None, :])
+        product = tl.dot_scaled(left, left_scale, A_FORMAT, right, right_scale, "e4m3")
+        tl.store(y + i[:, None] * 16 + i[None, :], product)
 
+    draw = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(0, 120, (16, 64), generator=draw, dtype=torch.uint8) for _ in range(2))
+    scales = [torch.randint(107, 148, (16, 2), generator=draw, dtype=torch.uint8) for _ in range(2)]
+    scales[0][0] = 0  # 2^-127, which is no zero
+    scales[0][1] = 255  # NaN, which is no infinity
+    wide = [decode(each, E8M0FNU).repeat_interleave(32, 1) for each in scales]
+    right = decode(b, E4M3FN) * wide[1]
+    fours = a & 15
+    packed = fours[:, ::2] | (fours[:, 1::2] << 4)
     with repaired(interpreter):
-        try:
-            kernel[(1,)](torch.zeros(32, 32, dtype=torch.float8_e4m3fn), torch.zeros(32, dtype=torch.uint8))
-        except Exception as error:
-            print(type(error.__cause__).__name__, error.__cause__)
+        for codes, left, name, in_byte in ((a, decode(a, E4M3FN), "e4m3", 1), (packed, decode(fours, E2M1), "e2m1", 2)):
+            y, given = torch.empty(16, 16), codes if in_byte == 2 else codes.view(torch.float8_e4m3fn)
+            kernel[(1,)](given, scales[0], b.view(torch.float8_e4m3fn), scales[1], y, A_FORMAT=name, IN_BYTE=in_byte)
+            exact = (left * wide[0]) @ right.t()
+            print(torch.allclose(y.double(), exact, rtol=1e-5, atol=0, equal_nan=True), bool(y[0].all()))
     """
-    assert interpreted(tmp_path, program).startswith("RefusedError triton's interpreter has no dot_scaled")
+    assert interpreted(tmp_path, program) == "True True\n" * 2
 
 
 def test_a_pair_of_versions_that_cannot_run_loops_is_named(tmp_path: Path) -> None:
@@ -198,7 +212,7 @@ with repaired(load_interpreter()):
 def test_arithmetic_on_raw_bits_is_refused(tmp_path: Path) -> None:
     refused = {
         "a + a": "arithmetic of bf16",
-        "tl.maximum(a, a)": "arithmetic of bf16",
+        "a * a": "arithmetic of bf16",
         "-a": "arithmetic of bf16",
         "tl.reduce(a, 0, tl.standard._sum_combine)": "a reduction of bf16",
         "tl.dot(b, b)": "a dot of bf16",

@@ -2,8 +2,9 @@
 
 It knows the private parts of `triton.runtime.interpreter` that it replaces, and nothing of kernels or contracts. The
 interpreter of triton 3.9 converts wrongly (ties go up and lose the carry, no saturation, NaN becomes finite, subnormals
-are cut, fp32 to bf16 truncates) and does arithmetic on the raw bits of bf16 and fp8 numbers. What it does not model at
-all: the width of a tensor core's accumulator, TF32's rounding of fp32 products, and `max_num_imprecise_acc`.
+are cut, fp32 to bf16 truncates) and does arithmetic on the raw bits of bf16 and fp8 numbers; those of 3.6 and 3.7 have
+no scaled dot. What it does not model at all: the width of a tensor core's accumulator, TF32's rounding of fp32 products,
+and `max_num_imprecise_acc`.
 
 The process must have been started with TRITON_INTERPRET=1: triton decides when it is imported.
 """
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from precisionlint.formats import BF16, E4M3FN, E5M2, FP16, FP32, decode, encode, round_to
+from precisionlint.formats import BF16, E2M1, E4M3FN, E5M2, E8M0FNU, FP16, FP32, decode, encode, round_to
 
 Array = npt.NDArray[Any]
 
@@ -35,6 +36,7 @@ SATURATING = ("fp8e4nv", "fp8e5")
 _PARTS = (
     "_convert_float",
     "_get_np_dtype",
+    "_patch_lang",
     "interpreter_builder",
     "InterpreterBuilder.cast_impl",
     "InterpreterBuilder.create_masked_load",
@@ -50,6 +52,7 @@ _PARTS = (
     "ReduceScanOpInterface.check_tensor",
     "TensorHandle",
     "interpreter_semantic.dot_scaled",
+    "_ir.ScaleDotElemTypeTY.E2M1",
 )
 
 
@@ -148,11 +151,13 @@ def repaired(interpreter: ModuleType) -> Iterator[None]:
     regions: list[_Region] = []
     replaced = (
         (interpreter, "_convert_float", _exact_conversion(interpreter)),
+        (interpreter, "_patch_lang", _once_a_launch(interpreter._patch_lang)),
         (builder, "cast_impl", _exact_cast(interpreter, builder.cast_impl)),
         *((builder, name, _on_numbers(getattr(builder, name))) for name in ("binary_op", "unary_op")),
         *((builder, name, _on_numbers(getattr(builder, name))) for name in ("create_fma", "create_clampf")),
         (builder, "create_dot", _dot(interpreter, builder.create_dot)),
-        (type(interpreter.interpreter_semantic), "dot_scaled", _dot_scaled(interpreter)),
+        (type(interpreter.interpreter_semantic), "dot_scaled", _with_formats(interpreter)),
+        (builder, "create_dot_scaled", _dot_scaled(interpreter)),
         (interpreter.ReduceScanOpInterface, "check_tensor", _reduction(interpreter.ReduceScanOpInterface.check_tensor)),
         (builder, "create_masked_load", _guarded(builder.create_masked_load, "reads", regions, 1)),
         (builder, "create_masked_store", _guarded(builder.create_masked_store, "writes", regions, 2)),
@@ -160,7 +165,7 @@ def repaired(interpreter: ModuleType) -> Iterator[None]:
         (builder, "create_atomic_cas", _guarded(builder.create_atomic_cas, "writes", regions, None)),
         (interpreter.GridExecutor, "_init_args_hst", _noting(interpreter.GridExecutor._init_args_hst, regions)),
     )
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in replaced]
     try:
         for owner, name, replacement in replaced:
             setattr(owner, name, replacement)
@@ -169,7 +174,46 @@ def repaired(interpreter: ModuleType) -> Iterator[None]:
             yield
     finally:
         for owner, name, original in before:
-            setattr(owner, name, original)
+            if original is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+
+@dataclass(frozen=True)
+class _Patches:
+    """What one launch replaced in triton.language, as triton's own scope: `restore` takes it back."""
+
+    scope: Any
+    done: set[frozenset[int]]
+
+    def restore(self) -> None:
+        self.done.clear()
+        self.scope.restore()
+
+
+def _once_a_launch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """triton's function that replaces its language by interpreted functions, once a launch for each module of it.
+
+    triton does so again, in a millisecond, at each call from a kernel into another jitted function (tl.max is one), and
+    takes back what the launch itself replaced. Here later calls find it done.
+    """
+    done: set[frozenset[int]] = set()
+
+    def patch(function: Any) -> Any:
+        language = frozenset(
+            id(value)
+            for value in function.__globals__.values()
+            if isinstance(value, ModuleType) and value.__name__ in ("triton.language", "triton.language.core")
+        )
+        if language in done:
+            return None  # of calls inside of a launch nobody takes anything back
+        outermost = not done
+        scope = original(function)
+        done.add(language)
+        return _Patches(scope, done) if outermost else scope
+
+    return patch
 
 
 def _exact_conversion(interpreter: ModuleType) -> Callable[..., Array]:
@@ -237,16 +281,57 @@ def _dot(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[...,
     return dot
 
 
-def _dot_scaled(interpreter: ModuleType) -> Callable[..., Any]:
-    """triton's own, or a refusal where its interpreter cannot do it (3.6 and 3.7)."""
+def _with_formats(interpreter: ModuleType) -> Callable[..., Any]:
+    """triton's dot_scaled; in versions that interpret none it asks for compile-time constants, and is given strings."""
     original: Callable[..., Any] = type(interpreter.interpreter_semantic).dot_scaled
+    if hasattr(interpreter.InterpreterBuilder, "create_dot_scaled"):
+        return original
+    constant = interpreter.tl.constexpr
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RefusedError(
-            "triton's interpreter has no dot_scaled in this version; use the compile mode, or a newer triton"
-        )
+    def dot_scaled(
+        semantic: Any, a: Any, a_scales: Any, a_format: Any, b: Any, b_scales: Any, b_format: Any, *rest: Any
+    ) -> Any:
+        formats = [each if isinstance(each, constant) else constant(each) for each in (a_format, b_format)]
+        return original(semantic, a, a_scales, formats[0], b, b_scales, formats[1], *rest)
 
-    return original if hasattr(interpreter.InterpreterBuilder, "create_dot_scaled") else refuse
+    return dot_scaled
+
+
+def _dot_scaled(interpreter: ModuleType) -> Callable[..., Any]:
+    """A dot of operands with a scale for each 32 of K (E8M0) or 16 (E4M3), summed in fp32.
+
+    triton 3.6 and 3.7 interpret none; later ones take the scale of code 0, 2^-127, for 0, and NaN for infinity.
+    """
+    packed = interpreter._ir.ScaleDotElemTypeTY.E2M1
+
+    def numbers(handle: Any, kind: Any, axis: int) -> Array:
+        """The operand in float64; numbers of E2M1 lie two in a byte along an axis, the first in the low half."""
+        if kind != packed:
+            return convert(handle.data, handle.dtype.scalar.name, "fp64")
+        last = np.moveaxis(handle.data, axis, -1)
+        codes = np.stack([last & 15, last >> 4], -1).reshape(*last.shape[:-1], -1)
+        return np.moveaxis(decode(torch.from_numpy(codes), E2M1).numpy(), -1, axis)
+
+    def scaled(values: Array, scales: Any) -> Array:
+        """(…, rows, K) times (…, rows, groups of K), rounded to fp32."""
+        if scales is not None:
+            if scales.dtype.scalar.name == "uint8":
+                factors: Array = decode(torch.from_numpy(np.ascontiguousarray(scales.data)), E8M0FNU).numpy()
+            else:
+                factors = convert(scales.data, scales.dtype.scalar.name, "fp64")
+            values = values * np.repeat(factors, values.shape[-1] // factors.shape[-1], -1)
+        return values.astype(np.float32)
+
+    def dot_scaled(
+        builder: Any, a: Any, a_scales: Any, a_kind: Any, b: Any, b_scales: Any, b_kind: Any, fast: bool,
+        a_along_k: bool, b_along_k: bool, total: Any,
+    ) -> Any:  # fmt: skip
+        left = scaled(numbers(a, a_kind, -1 if a_along_k else -2), a_scales)
+        right = scaled(np.swapaxes(numbers(b, b_kind, -2 if b_along_k else -1), -1, -2), b_scales)
+        product = np.matmul(left, np.swapaxes(right, -1, -2))
+        return interpreter.TensorHandle(product + total.data, interpreter.tl.float32)
+
+    return dot_scaled
 
 
 def _reduction(original: Callable[..., Any]) -> Callable[..., Any]:
