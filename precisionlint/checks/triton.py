@@ -100,13 +100,14 @@ def triton_half_reduction(state: None, event: Reduced) -> Iterator[Any]:
 def follows(rule: str, event: Accumulated | Reduced, what: str, made: Any) -> Iterator[Hit]:
     """A sum in the dtype of a tensor that the file's callers hand in."""
     pointers = " and ".join(sorted(event.dtype.of))
+    given = isinstance(event, Accumulated) and event.shared and event.dtype.at is None  # made for it, perhaps in fp32
     yield Hit(
         rule,
         event.at,
         f"{what} {pointers}, which callers decide: of bf16 numbers it keeps 8 bits (ones stop to count at {STALLS['bf16']}), of "
         f"fp16 {DIGITS['fp16']}; Triton does not widen it: convert to tl.float32 first",
         (Seen(made, f"in the dtype of {pointers}"), Seen(event.at, "added up in it")),
-        confidence="likely" if event.dtype.handed else "possible",
+        confidence="likely" if event.dtype.handed and not given else "possible",
         needs=(Shows("half"),),
     )
 

@@ -118,8 +118,8 @@ class _Kernel:
         that are kept in fp32 by custom, nor for indices."""
         elsewhere = frozenset({Typed(FOLLOWS, False, handed=False)})
         found = self.launched.get(pointer, NOTHING) if self.launched is not None else elsewhere
-        if len(found) == 1 and FOLLOWS in {each.dtype for each in found} and NOT_FOLLOWING.search(pointer):
-            return NOTHING
+        if NOT_FOLLOWING.search(pointer):
+            found = frozenset(each for each in found if each.dtype != FOLLOWS)
         return frozenset(replace(each, of=frozenset({pointer})) if each.dtype == FOLLOWS else each for each in found)
 
 

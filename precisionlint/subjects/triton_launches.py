@@ -35,7 +35,7 @@ DTYPES = {
 CASTS = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp64"}
 SAME = frozenset(
     {"contiguous", "view", "reshape", "t", "transpose", "permute", "clone", "detach", "cuda", "flatten", "squeeze"}
-    | {"unsqueeze", "expand", "requires_grad_", "narrow", "T", "mT", "new_empty", "new_zeros", "new_ones", "new_full"}
+    | {"unsqueeze", "expand", "requires_grad_", "narrow", "T", "mT"}
 )
 """Methods and attributes of a tensor that keep its dtype."""
 NO_ARGUMENTS = ast.arguments([], [], None, [], [], None, [])
@@ -248,7 +248,9 @@ class _Flow:
                     return frozenset(replace(each, at=at) for each in given)
             return self.value(owner, scope) if method == "to" else NOTHING
         if method.endswith("_like") and node.args:
-            return self.value(node.args[0], scope)
+            return frozenset(replace(each, at=at) for each in self.value(node.args[0], scope))
+        if method.startswith("new_"):
+            return frozenset(replace(each, at=at) for each in self.value(owner, scope))
         return self.value(owner, scope) if method in SAME else NOTHING
 
     def call(self, node: ast.Call, scope: Mapping[str, Reaching]) -> None:
