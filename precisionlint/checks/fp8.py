@@ -32,6 +32,8 @@ LIMIT_NAME = re.compile(r"(?:fp8|f8|e4m3|e5m2|float8|quant|q|w_dtype).*max|max_?
 E4M3 = frozenset({"float8_e4m3fn"})
 """The format whose casts saturate from torch 2.12 on."""
 FP8_NAME = re.compile(r"f(?:p|loat)?8|e4m3|e5m2|w_dtype|quant", re.I)
+CALLS = frozenset({"constructed", "unknown"})
+"""What a function of another file gives."""
 GIVEN = frozenset({"input", "buffer", "parameter"})
 """What does not come from the values at hand."""
 SCALED = frozenset({"view", "either", "cast", "clamp", "round"})
@@ -75,6 +77,8 @@ def amax_in(value: Value) -> Value | None:
         ):
             return source
         if source.op == "input" and AMAX_NAME.search(source.name):
+            return source
+        if source.op in CALLS and AMAX_NAME.search(source.name.rpartition(".")[2]):
             return source
     computed = any(source.op in GUARDS for source in sources(value, SHOWN))
     return value if named(value, AMAX_NAME) and not computed else None
@@ -197,6 +201,8 @@ def is_test_of(value: Value, of: Value | None) -> bool:
 
 
 def zero_amax(scale: Value, amax: Value, inverted: bool, use: Seen, confidence: Any) -> Hit:
+    if amax.op not in ("amax", "max", "norm"):  # known by its name: what made it may have seen to zeros
+        confidence = "possible" if amax.op in CALLS else "likely"
     follows = "the scale is inf, and 0 * inf is NaN" if inverted else "the scale is 0, and 0 / 0 is NaN"
     return Hit(
         "fp8-zero-amax",
