@@ -66,11 +66,12 @@ class Dotted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ScaledByAmax(Event):
-    """Numbers are brought into the range of FP8 by a scale that was made from their largest magnitude, at ``amax``.
+    """A scale that numbers are brought into the range of FP8 by, at ``used``, was made from their largest magnitude, at ``amax``.
 
     ``floored``: nothing lets it be zero. ``inverse``: the scale is a multiplier, the maximum over the magnitude.
     """
 
     amax: Place
+    used: Place
     floored: bool
     inverse: bool

@@ -349,6 +349,17 @@ def test_programs_that_add_to_half_tensors_are_found(tmp_path: Path, after: str,
     assert found(tmp_path, ADDED, after) == [("triton-half-accumulator", "likely")] * told
 
 
+def test_a_sum_that_a_kernel_makes_in_the_dtype_of_a_buffer_is_possible_and_one_of_its_numbers_is_not_told(
+    tmp_path: Path,
+):
+    path = tmp_path / "kernels.py"
+    head = HEAD.replace("x_ptr", "send_buf")
+    loop = "for k in range(N):\n        acc += tl.load(send_buf + k)\n    tl.store(y_ptr, tl.sum(tl.load(send_buf + tl.arange(0, BLOCK))))\n"
+    path.write_text(f"{head}    acc = tl.zeros([BLOCK], send_buf.dtype.element_ty)\n    {loop}", encoding="utf-8")
+    shown = check([str(path)], select=RULES, min_confidence="possible", isolated=True).findings
+    assert [(each.rule, each.confidence) for each in shown] == [("triton-half-accumulator", "possible")]
+
+
 def test_a_kernel_that_another_file_launches_is_possible_and_shown_to_who_asks(tmp_path: Path):
     path = tmp_path / "kernels.py"
     path.write_text(HEAD + "    z = tl.load(y_ptr).to(tl.float32)\n    " + SUMS, encoding="utf-8")

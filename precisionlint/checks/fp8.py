@@ -165,7 +165,7 @@ def scaled_in_kernel(event: ScaledByAmax) -> Iterator[Hit]:
         "as 1e-12",
         (
             Seen(event.amax, "the largest magnitude, which may be 0"),
-            Seen(event.at, "scaled by it, with no floor in between"),
+            Seen(event.used, "scaled by it, with no floor in between"),
         ),
     )
 

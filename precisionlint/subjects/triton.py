@@ -113,13 +113,14 @@ class _Kernel:
                 scope[each.arg] = Value(dtypes, fp8=bool(FP8_MAXIMUM.search(each.arg)))
         _Body(self, {}).block(node.body, scope)
 
-    def element(self, pointer: str) -> Reaching:
+    def element(self, pointer: str, asked: bool = False) -> Reaching:
         """The dtypes of what a pointer points to. What follows the caller's tensor does so for its numbers, not for statistics of them
-        that are kept in fp32 by custom, nor for indices."""
+        that are kept in fp32 by custom, nor for indices, unless the kernel itself asks for it (``asked``)."""
         elsewhere = frozenset({Typed(FOLLOWS, False, handed=False)})
         found = self.launched.get(pointer, NOTHING) if self.launched is not None else elsewhere
         if NOT_FOLLOWING.search(pointer):
-            found = frozenset(each for each in found if each.dtype != FOLLOWS)
+            kept = found if asked else (each for each in found if each.dtype != FOLLOWS)
+            found = frozenset(replace(each, handed=False) if each.dtype == FOLLOWS else each for each in kept)
         return frozenset(replace(each, of=frozenset({pointer})) if each.dtype == FOLLOWS else each for each in found)
 
 
@@ -282,7 +283,7 @@ class _Body:
             return Value(fp8=True)
         owner = self.value(node.value, scope)
         if node.attr in ("dtype", "element_ty"):
-            dtypes = self.kernel.element(owner.pointer) if owner.pointer else owner.dtypes
+            dtypes = self.kernel.element(owner.pointer, asked=True) if owner.pointer else owner.dtypes
             return Value(dtypes, pointer=owner.pointer if node.attr == "dtype" else "")
         return owner if node.attr == "T" else UNKNOWN
 
@@ -310,14 +311,15 @@ class _Body:
         """A product or quotient: a scale that follows from an amax, or numbers brought into range by one."""
         divides = isinstance(operator, ast.Div)
         fp8 = left.fp8 or right.fp8
+        made = self.file.place(node)
         if left.amax is not None and constant(right):
-            return replace(left, fp8=fp8, dtypes=result.dtypes)
+            return replace(left, fp8=fp8, dtypes=result.dtypes, scale=left.scale or made)
         if right.amax is not None and constant(left):
-            return replace(right, fp8=fp8, dtypes=result.dtypes, inverse=right.inverse ^ divides)
+            made = right.scale or made
+            return replace(right, fp8=fp8, dtypes=result.dtypes, inverse=right.inverse ^ divides, scale=made)
         scale = right if right.amax is not None else left if not divides else UNKNOWN
         if scale.amax is not None and scale.fp8 and (divides != scale.inverse):
-            at, inverse = self.file.place(node), scale.inverse
-            self.tell(ScaledByAmax(at, (), scale.amax, scale.floored, inverse))
+            self.tell(ScaledByAmax(scale.scale or made, (), scale.amax, made, scale.floored, scale.inverse))
         return result
 
     def call(self, node: ast.Call, scope: Mapping[str, Value]) -> Value:

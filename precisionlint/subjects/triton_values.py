@@ -61,12 +61,14 @@ FP8_MAXIMUM = re.compile(r"(fp8|float8|\bf8|e4m3|e5m2)\w*max|max\w*(fp8|float8|f
 @dataclass(frozen=True)
 class Value:
     """What is known of a value. ``pointer``: the parameter that it is an address in. ``amax``: it is the largest magnitude of some
-    numbers, or follows from it and is zero with it; ``fp8``: with a maximum of FP8 in it; ``inverse``: infinite where that is zero."""
+    numbers, or follows from it and is zero with it; ``scale``: where it was brought over or under a
+    constant; ``fp8``: with a maximum of FP8 in it; ``inverse``: infinite where that is zero."""
 
     dtypes: Reaching = NOTHING
     pointer: str = ""
     magnitude: bool = False
     amax: Place | None = None
+    scale: Place | None = None
     floored: bool = False
     fp8: bool = False
     inverse: bool = False
@@ -157,6 +159,7 @@ def joined(one: Value, other: Value) -> Value:
     return Value(
         dtypes=one.dtypes | other.dtypes if one.dtypes and other.dtypes else NOTHING,
         pointer=one.pointer if one.pointer == other.pointer else "",
+        scale=scale.scale,
         amax=scale.amax if all(each.amax is not None or _zero(each) for each in (one, other)) else None,
         floored=one.floored or other.floored,
         fp8=one.fp8 and other.fp8,
