@@ -104,6 +104,11 @@ def meets(fact: Hashable, wanted: Hashable) -> bool:
 Report = Callable[[Any], None]
 
 
+def unmoved(state: Any, event: Event) -> Any:
+    """The state of a family whose checks read single events."""
+    return state
+
+
 @dataclass(frozen=True, slots=True)
 class Automaton:
     """The state that the checks of a family read. ``settle``: what is left of it where another program begins;
@@ -111,7 +116,7 @@ class Automaton:
 
     name: str
     start: Any
-    advance: Callable[[Any, Event], Any]
+    advance: Callable[[Any, Event], Any] = unmoved
     settle: Callable[[Any], Any] = lambda state: state
     stakes: Callable[[Any], int] = lambda _: 0
 
@@ -150,7 +155,8 @@ class Judge:
         checks = list(checks)
         self.automata = list(dict.fromkeys(check.automaton.name for check in checks))
         by_name = {check.automaton.name: check.automaton for check in checks}
-        self._advance = [by_name[name].advance for name in self.automata]
+        advances = [by_name[name].advance for name in self.automata]
+        self._advance = [(index, advance) for index, advance in enumerate(advances) if advance is not unmoved]
         self._settle = [by_name[name].settle for name in self.automata]
         self._stakes = [by_name[name].stakes for name in self.automata]
         self.start = tuple(by_name[name].start for name in self.automata)
@@ -168,11 +174,17 @@ class Judge:
         return tuple(settle(state) for settle, state in zip(self._settle, states, strict=True))
 
     def advance(self, states: tuple[Any, ...], event: Event, report: Report) -> tuple[Any, ...]:
-        """The states after an event; hits and evidence go to ``report``."""
+        """The states after an event, the very same where none has changed; hits and evidence go to ``report``."""
         if isinstance(event, WeightsTake) and event.trainable is False:
             for path in event.weights:  # what many rules ask for, whichever of them are selected
                 report(Evidence((FROZEN, path)))
         for index, check in self._listeners.get(type(event), ()):
             for found in check.run(states[index], event):
                 report(found)
-        return tuple(advance(state, event) for advance, state in zip(self._advance, states, strict=True))
+        after: list[Any] | None = None
+        for index, advance in self._advance:
+            state = advance(states[index], event)
+            if state is not states[index]:
+                after = list(states) if after is None else after
+                after[index] = state
+        return states if after is None else tuple(after)

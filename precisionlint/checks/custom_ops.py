@@ -9,7 +9,7 @@ from precisionlint.checks.base import Automaton, Family, Hit, Seen
 from precisionlint.events import CustomOp
 from precisionlint.valueflow import Defined, Shows
 
-FAMILY = Family(Automaton("custom-ops", None, lambda state, event: state))
+FAMILY = Family(Automaton("custom-ops", None))
 
 
 @FAMILY.rule("unregistered-custom-op", CustomOp, Defined)

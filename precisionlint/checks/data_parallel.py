@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy
 from precisionlint.recipes import Recipe
 
-FAMILY = Family(Automaton("data-parallel", None, lambda state, event: state))
+FAMILY = Family(Automaton("data-parallel", None))
 
 
 @FAMILY.rule("half-gradient-reduction", Recipe)

@@ -30,7 +30,7 @@ from precisionlint.valueflow import (
     sources,
 )
 
-FAMILY = Family(Automaton("half-arithmetic", None, lambda state, event: state))
+FAMILY = Family(Automaton("half-arithmetic", None))
 
 TRAINING, HALF_SHOWN, HALF_WEIGHTS = Shows("training"), Shows("half"), Shows("half weights")
 FP16, AUTOCAST = Shows("fp16"), Shows("half autocast")

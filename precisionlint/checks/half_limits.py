@@ -37,7 +37,7 @@ from precisionlint.valueflow import (
     sources,
 )
 
-FAMILY = Family(Automaton("half-limits", None, lambda state, event: state))
+FAMILY = Family(Automaton("half-limits", None))
 
 
 # -- constants that a half dtype cannot hold

@@ -27,7 +27,7 @@ from precisionlint.valueflow import (
     sources,
 )
 
-FAMILY = Family(Automaton("half-range", None, lambda state, event: state))
+FAMILY = Family(Automaton("half-range", None))
 
 FP16_MAX = 65504.0
 FILLS = {"masked_fill": ("value", 2), "index_fill": ("value", 3), "full_like": ("fill_value", 1), "fill_": ("value", 1),

@@ -8,7 +8,7 @@ from precisionlint.checks.base import Automaton, Family, Hit, Seen
 from precisionlint.checks.master_weights import SIGNIFICANT, severity_at
 from precisionlint.facts import HalfParams, HalfSum, RoundedProduct
 
-FAMILY = Family(Automaton("jax", None, lambda state, event: state))
+FAMILY = Family(Automaton("jax", None))
 
 GROWS = {
     "loop": "grows in a loop",
