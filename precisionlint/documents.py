@@ -6,6 +6,7 @@ the document. What IPython adds to the language is replaced by Python of as many
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,8 @@ LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 """A line of any kind of text, with what ends it."""
 ESCAPE = re.compile(r"(?P<indent>[ \t]*)(?P<mark>%%|%|!!|!|\?{1,2})(?P<rest>.*)", re.DOTALL)
 ASSIGNED = re.compile(r"(?P<left>[ \t]*[\w.\[\]'\", ]+=[ \t]*)(?P<mark>[%!])(?P<rest>[^=].*)", re.DOTALL)
+AUTOMAGIC = re.compile(r"(?P<indent>[ \t]*)(?:cd|ls|ll|mkdir|rmdir|cp|mv|rm|cat|pip|conda|more|less|man)[ \t]+\S")
+"""How a line begins that IPython takes for a magic without its `%` where it is no Python."""
 ASKED = re.compile(r"(?P<indent>[ \t]*)(?P<name>[\w.*]+)\?{1,2}[ \t]*$")
 FENCE = re.compile(r"(?P<indent>[ \t]*(?:>[ \t]?)*)(?P<fence>`{3,}|~{3,})[ \t]*\{?(?P<info>[^`]*)$")
 
@@ -185,7 +188,17 @@ def _plain_line(line: str) -> str:
         if assigned["mark"] == "%" and len(words) > 1 and words[0] in LINE_MAGICS:
             return assigned["left"] + words[1]
         return f"{assigned['left']}get_ipython().getoutput({assigned['rest'].rstrip(chr(92)).strip()!r})"
+    if (automagic := AUTOMAGIC.match(line)) and not _is_python(line.strip()):
+        return f"{automagic['indent']}pass"
     return line
+
+
+def _is_python(line: str) -> bool:
+    try:
+        ast.parse(line)
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def _inside_strings(lines: list[str]) -> frozenset[int]:

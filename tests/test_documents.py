@@ -103,6 +103,10 @@ value = (7
 if kind:
     %pwd
     !nvidia-smi
+    cd ..
+pip install torch
+ls -l
+rm = cp
 """
 
 
@@ -110,7 +114,8 @@ def test_magics_and_shell_lines_are_tolerated_and_lines_stay_in_place():
     plain = list(documents.plain(MAGICS))
     assert len(plain) == len(MAGICS.split("\n"))
     tree = ast.parse("\n".join(plain))
-    assert [node.lineno for node in tree.body] == [1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 16, 19]
+    assert [node.lineno for node in tree.body] == [1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 16, 19, 23, 24, 25]
+    assert [ast.unparse(node) for node in tree.body[-3:]] == ["pass", "ls - l", "rm = cp"]
     assert ast.unparse(tree.body[4]) == "files = get_ipython().getoutput('ls')"
     assert ast.unparse(tree.body[8]) == "print(1)"
     assert ast.unparse(tree.body[9]) == "print(2)"
