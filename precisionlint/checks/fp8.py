@@ -65,13 +65,19 @@ def replaced(value: Value) -> bool:
     )
 
 
+def magnitude(value: Value) -> bool:
+    return find(value, lambda v: v.op == "abs", limit=6) is not None
+
+
 def amax_in(value: Value) -> Value | None:
     """The largest magnitude that a value is made of, where nothing on the way keeps it from zero. That of random numbers is not zero."""
     if replaced(value) or find(value, lambda v: v.name.startswith("rand"), limit=24):
         return None
-    for source in sources(value, SHOWN):
-        if source.op in ("amax", "max") and source.inputs and find(source.inputs[0], lambda v: v.op == "abs", limit=6):
+    for source in sources(value, SHOWN | {"number"}):
+        if source.op in ("amax", "max") and source.inputs and magnitude(source.inputs[0]):
             return source
+        if source.op == "maximum" and len(source.inputs) == 2 and all(map(magnitude, source.inputs)):
+            return source  # of the smallest and the largest value
         if source.op == "norm" and any(
             number(v) == float("inf") for v in [*source.inputs[1:], *source.options.values()]
         ):
@@ -95,7 +101,7 @@ def raw_scale(value: Value, is_limit: Callable[[Value], bool] = is_limit) -> tup
             if amax is not None and is_limit(under):
                 return source, amax, False
             amax = amax_in(under)
-            if amax is not None and is_limit(over):
+            if amax is not None and is_limit(over) and under.op != "number":  # Python raises for a number
                 return source, amax, True
         if source.op == "mul" and len(source.inputs) == 2:  # amax * (1 / limit), or a margin
             for one, other in (source.inputs, source.inputs[::-1]):
@@ -201,7 +207,7 @@ def is_test_of(value: Value, of: Value | None) -> bool:
 
 
 def zero_amax(scale: Value, amax: Value, inverted: bool, use: Seen, confidence: Any) -> Hit:
-    if amax.op not in ("amax", "max", "norm"):  # known by its name: what made it may have seen to zeros
+    if amax.op not in ("amax", "max", "maximum", "norm"):  # known by its name: what made it may have seen to zeros
         confidence = "possible" if amax.op in CALLS else "likely"
     follows = "the scale is inf, and 0 * inf is NaN" if inverted else "the scale is 0, and 0 / 0 is NaN"
     return Hit(
