@@ -279,6 +279,8 @@ WIDENING = "z = tl.load(y_ptr).to(tl.float32)\n"
     "after",
     [
         "def launch(x):\n    " + TAKEN,
+        "def launch(x, /, n=8, *, dtype=None):\n    " + TAKEN,
+        "def launch(n=8, dtype=torch.float32, /, x=None):\n    " + TAKEN,
         "def launch(x: torch.Tensor):\n    x = x.contiguous().view(-1)\n    " + TAKEN,
         "class F(torch.autograd.Function):\n    def backward(ctx, dy):\n        x = dy.contiguous()\n        "
         + TAKEN.replace("\n    ", "\n        "),
@@ -287,7 +289,15 @@ WIDENING = "z = tl.load(y_ptr).to(tl.float32)\n"
         "    def backward(ctx, dy):\n        _, x = ctx.saved_tensors\n        "
         + TAKEN.replace("\n    ", "\n        "),
     ],
-    ids=["a parameter", "a view of one", "a gradient", "what a function returns", "what a forward saves"],
+    ids=[
+        "a parameter",
+        "by position",
+        "after others",
+        "a view of one",
+        "a gradient",
+        "what a function returns",
+        "what a forward saves",
+    ],
 )
 def test_what_callers_hand_in_is_summed_in_their_dtype_and_that_is_likely(tmp_path: Path, after: str):
     assert found(tmp_path, WIDENING + SUMS, after) == [("triton-half-reduction", "likely")]

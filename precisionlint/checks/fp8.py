@@ -61,7 +61,9 @@ def is_limit(value: Value) -> bool:
 def replaced(value: Value) -> bool:
     """Whether a value is a constant on another path: the code has looked at what it came to."""
     return value.op == "either" and any(
-        option.op in ("constant", "tensor", "ones", "ones_like", "full", "full_like") for option in value.inputs
+        source.op in ("constant", "tensor", "ones", "ones_like", "full", "full_like")
+        for option in value.inputs
+        for source in sources(option, frozenset({"view", "cast"}))
     )
 
 
@@ -310,7 +312,7 @@ def scale_named(value: Value) -> bool:
 def own_amax(scale: Value, scaled: Value) -> bool:
     """Whether a scale comes from the largest magnitude of what it scales: then no scaled value lies beyond the limit."""
     held = upstream(scaled)
-    amax = find(scale, lambda v: v.op in ("amax", "max", "norm"), limit=24)
+    amax = find(scale, lambda v: v.op in ("amax", "max", "norm") or (v.op == "maximum" and magnitude(v)), limit=24)
     return amax is not None and find(amax, lambda v: id(v) in held, limit=40) is not None
 
 

@@ -33,7 +33,7 @@ from precisionlint.subjects.triton_values import (
 )
 
 NOT_FOLLOWING = re.compile(
-    r"mean|std|var|lse|delta|max|sum|scale|norm|inv|stat|acc|part|tmp|buf|ws|work|lock|count|idx|ind|len|seq|mask|pos|off|num|label|target|"
+    r"mean|std|var|lse|delta|max|sum|scale|norm|inv|stat|acc|part|tmp|buf|ws|work|lock|count|idx|ind|len|seq|mask|pos|off|num|label|target|split|start|end|cu_|rank|"
     r"expert|id(?:s|_|$)|size|freq|cos|sin|loss|prob|score_bias|beta|decay|gate|state|hist|lut|table|(?:^|_)[mldLMDg](?:_|$)",
     re.IGNORECASE,
 )

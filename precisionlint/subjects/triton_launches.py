@@ -136,8 +136,9 @@ class _Flow:
             self.at = function
             arguments = function.node.args
             scope = function.taken()
-            defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + list(arguments.defaults)
-            for parameter, default in zip(arguments.args, defaults, strict=True):
+            parameters = [*arguments.posonlyargs, *arguments.args]
+            defaults = [None] * (len(parameters) - len(arguments.defaults)) + list(arguments.defaults)
+            for parameter, default in zip(parameters, defaults, strict=True):
                 dtype = _dtype(default) if default is not None else ""
                 if dtype:
                     place = self.file.place(default) if default is not None else None
