@@ -181,7 +181,10 @@ def scaled_in_kernel(event: ScaledByAmax) -> Iterator[Hit]:
 def returned_scale(value: Value, event: Returned) -> Iterator[Hit]:
     """A scale that a function gives back: whoever divides by it meets zero."""
     found = raw_scale(value)
-    if found is not None and re.search(r"scale|quant|sf\b|_sf_|factor", event.scope.function):
+    plain = found is not None and find(
+        found[0], lambda v: v.op == "number", limit=8
+    )  # Python raises where it divides by it
+    if found is not None and not plain and re.search(r"scale|quant|sf\b|_sf_|factor", event.scope.function):
         scale, amax, inverted = found
         yield zero_amax(scale, amax, inverted, Seen(event.at, "and is returned as it is"), "likely")
         return
