@@ -38,6 +38,110 @@ def _transformed(value, signs, WAY: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _tensor_scale(largest, bad, WAY: tl.constexpr, FLOOR: tl.constexpr):
+    """The scale of the tensor, and the magnitude that it was made for."""
+    raised = tl.maximum(largest, FLOOR)
+    if WAY == "no floor":
+        raised = largest
+    whole = raised / 2688.0
+    if WAY == "E4M3's maximum alone":
+        whole = raised / 448.0
+    if WAY == "scale of the tensor in bf16":
+        whole = whole.to(tl.bfloat16).to(tl.float32)
+    if WAY == "inverse of its own":
+        whole = 1.0 / (2688.0 / raised)
+    if WAY != "NaN dropped":
+        whole = tl.where((bad != 0) | (largest == float("inf")), float("nan"), whole)
+    return whole, raised
+
+
+@triton.jit
+def _block_scales(runs, whole, raised, WAY: tl.constexpr, WIDTH: tl.constexpr):
+    """The scale of each block before it is rounded, in E4M3, and as that is read back."""
+    amax = tl.max(tl.abs(runs), 1)
+    if WAY == "amax without abs":
+        amax = tl.maximum(tl.max(runs, 1), 0.0)
+    if WAY == "groups of 32":
+        wide = tl.max(tl.reshape(amax, [WIDTH // 32, 2]), 1)
+        amax = tl.reshape(tl.broadcast_to(wide[:, None], [WIDTH // 32, 2]), [WIDTH // 16])
+    exact = amax / 6.0 / whole
+    if WAY == "inverse of its own":
+        exact = amax * (1.0 / 6.0) * (2688.0 / raised)
+    if WAY == "a maximum of 8":
+        exact = amax / 8.0 / whole
+    if WAY == "a least scale of 2^-6":
+        exact = tl.maximum(exact, 0.015625)
+    if WAY == "scale truncated":
+        scale = exact.to(tl.float8e4nv, fp_downcast_rounding="rtz")
+    else:
+        scale = exact.to(tl.float8e4nv)
+    rounded = scale.to(tl.float32)
+    if WAY == "subnormal scales flushed":
+        rounded = tl.where(rounded < 0.015625, 0.0, rounded)
+        scale = rounded.to(tl.float8e4nv)
+    return exact, scale, rounded
+
+
+@triton.jit
+def _quotients(runs, exact, rounded, whole, WAY: tl.constexpr):
+    """The magnitudes that are rounded to codes."""
+    if WAY == "divided by the scale before rounding":
+        rounded = exact
+    both = rounded * whole
+    if WAY == "scale of the tensor forgotten":
+        both = rounded
+    quotient = tl.abs(runs) / both[:, None]
+    if WAY == "inverse of its own":
+        quotient = tl.abs(runs) * (1.0 / both)[:, None]
+    if WAY != "a block of zeros divided":
+        quotient = tl.where((both == 0.0)[:, None], 0.0, quotient)
+    if WAY == "quotient in bf16":
+        quotient = quotient.to(tl.bfloat16).to(tl.float32)
+    return quotient
+
+
+@triton.jit
+def _noisy(quotient, seed, row, column, N, WAY: tl.constexpr, WIDTH: tl.constexpr):
+    """The magnitudes, rounded stochastically."""
+    place = row * N + column
+    if WAY == "noise anew for each row":
+        place = column
+    if WAY == "one draw for a byte":
+        place = (row * N + column) // 2
+    noise = tl.reshape(tl.rand(tl.load(seed), place), [WIDTH // 16, 16])
+    spacing = tl.where(quotient < 2.0, 0.5, tl.where(quotient < 4.0, 1.0, 2.0))
+    if WAY == "one spacing for all":
+        spacing = spacing * 0.0 + 0.5
+    steps = quotient / spacing
+    if WAY == "nearest":
+        noise = noise * 0.0 + 0.5
+    if WAY == "noise of half a step":
+        noise = noise * 0.5
+    if WAY == "noise of either sign":
+        quotient = tl.floor(steps + noise - 0.5) * spacing
+    else:
+        quotient = tl.floor(steps + noise) * spacing
+    return quotient
+
+
+@triton.jit
+def _codes(quotient, runs, WAY: tl.constexpr):
+    """The code of each magnitude, to nearest even, with the sign of its number."""
+    code = (quotient > 0.25).to(tl.int32) + (quotient >= 0.75).to(tl.int32) + (quotient > 1.25).to(tl.int32)
+    code += (quotient >= 1.75).to(tl.int32) + (quotient > 2.5).to(tl.int32) + (quotient >= 3.5).to(tl.int32)
+    code += (quotient > 5.0).to(tl.int32)
+    if WAY == "half rounded up":
+        code += ((quotient == 0.25) | (quotient == 1.25) | (quotient == 2.5) | (quotient == 5.0)).to(tl.int32)
+    if WAY == "code 8 for what saturates":
+        code += (quotient > 6.0).to(tl.int32)
+    if WAY == "the largest code is never used":
+        code = tl.minimum(code, 6)
+    if WAY != "sign lost":
+        code = code | tl.where(runs < 0, 8, 0)
+    return code
+
+
+@triton.jit
 def _quantize_kernel(
     x, signs, seed, codes, scales, tensor_scale, M, N, x_row, x_column, WAY: tl.constexpr, FLOOR: tl.constexpr,
     HADAMARD: tl.constexpr, STOCHASTIC: tl.constexpr, WIDTH: tl.constexpr,
@@ -56,18 +160,7 @@ def _quantize_kernel(
         if HADAMARD:
             value = _transformed(value, signs, WAY, WIDTH)
         largest = tl.maximum(largest, tl.max(tl.abs(value), 0))
-    raised = tl.maximum(largest, FLOOR)
-    if WAY == "no floor":
-        raised = largest
-    whole = raised / 2688.0
-    if WAY == "E4M3's maximum alone":
-        whole = raised / 448.0
-    if WAY == "scale of the tensor in bf16":
-        whole = whole.to(tl.bfloat16).to(tl.float32)
-    if WAY == "inverse of its own":
-        whole = 1.0 / (2688.0 / raised)
-    if WAY != "NaN dropped":
-        whole = tl.where((bad != 0) | (largest == float("inf")), float("nan"), whole)
+    whole, raised = _tensor_scale(largest, bad, WAY, FLOOR)
     stored = whole
     if WAY == "stores the inverse scale":
         stored = 1.0 / whole
@@ -79,71 +172,13 @@ def _quantize_kernel(
         if HADAMARD:
             value = _transformed(value, signs, WAY, WIDTH)
         runs = tl.reshape(value, [WIDTH // 16, 16])
-        amax = tl.max(tl.abs(runs), 1)
-        if WAY == "amax without abs":
-            amax = tl.maximum(tl.max(runs, 1), 0.0)
-        if WAY == "groups of 32":
-            wide = tl.max(tl.reshape(amax, [WIDTH // 32, 2]), 1)
-            amax = tl.reshape(tl.broadcast_to(wide[:, None], [WIDTH // 32, 2]), [WIDTH // 16])
-        exact = amax / 6.0 / whole
-        if WAY == "inverse of its own":
-            exact = amax * (1.0 / 6.0) * (2688.0 / raised)
-        if WAY == "a maximum of 8":
-            exact = amax / 8.0 / whole
-        if WAY == "a least scale of 2^-6":
-            exact = tl.maximum(exact, 0.015625)
-        if WAY == "scale truncated":
-            scale = exact.to(tl.float8e4nv, fp_downcast_rounding="rtz")
-        else:
-            scale = exact.to(tl.float8e4nv)
-        rounded = scale.to(tl.float32)
-        if WAY == "subnormal scales flushed":
-            rounded = tl.where(rounded < 0.015625, 0.0, rounded)
-            scale = rounded.to(tl.float8e4nv)
+        exact, scale, rounded = _block_scales(runs, whole, raised, WAY, WIDTH)
         group = tl.arange(0, WIDTH // 16)
         tl.store(scales + start * groups + group, scale, group < groups)
-        if WAY == "divided by the scale before rounding":
-            rounded = exact
-        both = rounded * whole
-        if WAY == "scale of the tensor forgotten":
-            both = rounded
-        quotient = tl.abs(runs) / both[:, None]
-        if WAY == "inverse of its own":
-            quotient = tl.abs(runs) * (1.0 / both)[:, None]
-        if WAY != "a block of zeros divided":
-            quotient = tl.where((both == 0.0)[:, None], 0.0, quotient)
-        if WAY == "quotient in bf16":
-            quotient = quotient.to(tl.bfloat16).to(tl.float32)
+        quotient = _quotients(runs, exact, rounded, whole, WAY)
         if STOCHASTIC:
-            place = row * N + column
-            if WAY == "noise anew for each row":
-                place = column
-            if WAY == "one draw for a byte":
-                place = (row * N + column) // 2
-            noise = tl.reshape(tl.rand(tl.load(seed), place), [WIDTH // 16, 16])
-            spacing = tl.where(quotient < 2.0, 0.5, tl.where(quotient < 4.0, 1.0, 2.0))
-            if WAY == "one spacing for all":
-                spacing = spacing * 0.0 + 0.5
-            steps = quotient / spacing
-            if WAY == "nearest":
-                noise = noise * 0.0 + 0.5
-            if WAY == "noise of half a step":
-                noise = noise * 0.5
-            if WAY == "noise of either sign":
-                quotient = tl.floor(steps + noise - 0.5) * spacing
-            else:
-                quotient = tl.floor(steps + noise) * spacing
-        code = (quotient > 0.25).to(tl.int32) + (quotient >= 0.75).to(tl.int32) + (quotient > 1.25).to(tl.int32)
-        code += (quotient >= 1.75).to(tl.int32) + (quotient > 2.5).to(tl.int32) + (quotient >= 3.5).to(tl.int32)
-        code += (quotient > 5.0).to(tl.int32)
-        if WAY == "half rounded up":
-            code += ((quotient == 0.25) | (quotient == 1.25) | (quotient == 2.5) | (quotient == 5.0)).to(tl.int32)
-        if WAY == "code 8 for what saturates":
-            code += (quotient > 6.0).to(tl.int32)
-        if WAY == "the largest code is never used":
-            code = tl.minimum(code, 6)
-        if WAY != "sign lost":
-            code = code | tl.where(runs < 0, 8, 0)
+            quotient = _noisy(quotient, seed, row, column, N, WAY, WIDTH)
+        code = _codes(quotient, runs, WAY)
         even, odd = tl.split(tl.reshape(code, [WIDTH // 2, 2]))
         if WAY == "halves of a byte swapped":
             byte = odd | (even << 4)

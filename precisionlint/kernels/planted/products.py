@@ -13,6 +13,117 @@ from precisionlint.kernels.planted.base import Planted
 
 
 @triton.jit
+def _operands(
+    a, b, row, column, in_row, in_column, step, K, a_row, a_column, b_row, b_column, WAY: tl.constexpr,
+    STEP: tl.constexpr,
+):  # fmt: skip
+    """STEP of K of a tile's rows and columns."""
+    k = step * STEP + tl.arange(0, STEP)
+    in_k = k < K
+    if WAY == "no mask on K":
+        in_k = k < k + 1
+    if WAY == "mask on K one short":
+        in_k = k < K - 1
+    a_address = a + row[:, None] * a_row + k[None, :] * a_column
+    b_address = b + k[:, None] * b_column + column[None, :] * b_row
+    if WAY == "a taken for contiguous":
+        a_address = a + row[:, None] * a_row + k[None, :]
+    if WAY == "b taken for packed":
+        b_address = b + k[:, None] + column[None, :] * K
+    left = tl.load(a_address, in_row[:, None] & in_k[None, :], other=0.0)
+    right = tl.load(b_address, in_k[:, None] & in_column[None, :], other=0.0)
+    if WAY == "b not masked on N":
+        right = tl.load(b_address, in_k[:, None] & (column < column + 1)[None, :], other=0.0)
+    return left, right
+
+
+@triton.jit
+def _scales(
+    a_scales, b_scales, row, column, in_row, in_column, step, N, K, as_row, as_column, bs_row, bs_column,
+    WAY: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """The scales of the tile's rows and columns for these of K."""
+    group = step * STEP // 128
+    a_group, b_group = group, group
+    if WAY == "scale of the first 128 of K":
+        a_group = 0
+    if WAY == "scale of the next 128 of K":
+        a_group = tl.minimum(group + 1, tl.cdiv(K, 128) - 1)
+    if WAY == "trailing scale dropped":
+        b_group = tl.minimum(group, tl.maximum(K // 128 - 1, 0))
+    a_scale_row, b_scale_row = row, column // 128
+    if WAY == "b's scale of the first 128 of N":
+        b_scale_row = column * 0
+    if WAY == "b's scale by 64":
+        b_scale_row = tl.minimum(column // 64, tl.cdiv(N, 128) - 1)
+    if WAY == "a's scale of the tile's first row":
+        a_scale_row = row // SIZE * SIZE
+    left_scale = tl.load(a_scales + a_scale_row * as_row + a_group * as_column, in_row, other=0.0)
+    right_scale = tl.load(b_scales + b_scale_row * bs_row + b_group * bs_column, in_column, other=0.0)
+    if WAY == "scales taken for packed":
+        left_scale = tl.load(a_scales + a_scale_row * tl.cdiv(K, 128) + a_group, in_row, other=0.0)
+    if WAY == "scale rounded to bf16":
+        left_scale = left_scale.to(tl.bfloat16).to(tl.float32)
+    if WAY == "scale rounded to a power of two":
+        bits = right_scale.to(tl.int32, bitcast=True)
+        right_scale = (bits & 0x7F800000).to(tl.float32, bitcast=True)
+    if WAY == "a's scale forgotten":
+        left_scale = left_scale * 0.0 + 1.0
+    return left_scale, right_scale
+
+
+@triton.jit
+def _scaled_product(left, right, left_scale, right_scale, WAY: tl.constexpr):
+    """The product of these of K, with its scales."""
+    if WAY == "operands scaled to bf16":
+        left_wide = (left.to(tl.float32) * left_scale[:, None]).to(tl.bfloat16).to(tl.float32)
+        right_wide = (right.to(tl.float32) * right_scale[None, :]).to(tl.bfloat16).to(tl.float32)
+        scaled = tl.dot(left_wide, right_wide, input_precision="ieee")
+    elif WAY == "operands scaled to fp32":
+        left_wide = left.to(tl.float32) * left_scale[:, None]
+        right_wide = right.to(tl.float32) * right_scale[None, :]
+        scaled = tl.dot(left_wide, right_wide, input_precision="ieee")
+    elif WAY == "dot in fp16":
+        partial = tl.dot(left, right, out_dtype=tl.float16).to(tl.float32)
+        scaled = partial * (left_scale[:, None] * right_scale[None, :])
+    elif WAY == "one scale after another":
+        scaled = tl.dot(left, right) * left_scale[:, None] * right_scale[None, :]
+    else:
+        partial = tl.dot(left, right)
+        if WAY == "partial sum in bf16":
+            partial = partial.to(tl.bfloat16).to(tl.float32)
+        if WAY == "partial sum in fp16":
+            partial = partial.to(tl.float16).to(tl.float32)
+        if WAY == "partial sum in tf32":
+            partial = (partial.to(tl.int32, bitcast=True) & -0x2000).to(tl.float32, bitcast=True)
+        if WAY == "NaN dropped":
+            partial = tl.where(partial == partial, partial, 0.0)
+        scaled = partial * (left_scale[:, None] * right_scale[None, :])
+    return scaled
+
+
+@triton.jit
+def _added(accumulator, compensation, scaled, WAY: tl.constexpr):
+    """The accumulator with a product added, and what a compensated sum carries on."""
+    if WAY == "compensated":
+        corrected = scaled - compensation
+        total = accumulator + corrected
+        compensation = (total - accumulator) - corrected
+        accumulator = tl.where(compensation == compensation, total, accumulator + scaled)
+    else:
+        accumulator += scaled
+    if WAY == "accumulator in bf16":
+        accumulator = accumulator.to(tl.bfloat16).to(tl.float32)
+    if WAY == "accumulator in fp16":
+        accumulator = accumulator.to(tl.float16).to(tl.float32)
+    if WAY == "accumulator of 14 bits":
+        accumulator = (accumulator.to(tl.int32, bitcast=True) & -0x400).to(tl.float32, bitcast=True)
+    if WAY == "last step only":
+        accumulator = scaled
+    return accumulator, compensation
+
+
+@triton.jit
 def _product_kernel(
     a, a_scales, b, b_scales, c, M, N, K, a_row, a_column, as_row, as_column, b_row, b_column, bs_row, bs_column,
     WAY: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr,
@@ -38,89 +149,15 @@ def _product_kernel(
         step = turn
         if WAY == "K from the end":
             step = steps - 1 - turn
-        k = step * STEP + tl.arange(0, STEP)
-        in_k = k < K
-        if WAY == "no mask on K":
-            in_k = k < k + 1
-        if WAY == "mask on K one short":
-            in_k = k < K - 1
-        a_address = a + row[:, None] * a_row + k[None, :] * a_column
-        b_address = b + k[:, None] * b_column + column[None, :] * b_row
-        if WAY == "a taken for contiguous":
-            a_address = a + row[:, None] * a_row + k[None, :]
-        if WAY == "b taken for packed":
-            b_address = b + k[:, None] + column[None, :] * K
-        left = tl.load(a_address, in_row[:, None] & in_k[None, :], other=0.0)
-        right = tl.load(b_address, in_k[:, None] & in_column[None, :], other=0.0)
-        if WAY == "b not masked on N":
-            right = tl.load(b_address, in_k[:, None] & (column < column + 1)[None, :], other=0.0)
-
-        group = step * STEP // 128
-        a_group, b_group = group, group
-        if WAY == "scale of the first 128 of K":
-            a_group = 0
-        if WAY == "scale of the next 128 of K":
-            a_group = tl.minimum(group + 1, tl.cdiv(K, 128) - 1)
-        if WAY == "trailing scale dropped":
-            b_group = tl.minimum(group, tl.maximum(K // 128 - 1, 0))
-        a_scale_row, b_scale_row = row, column // 128
-        if WAY == "b's scale of the first 128 of N":
-            b_scale_row = column * 0
-        if WAY == "b's scale by 64":
-            b_scale_row = tl.minimum(column // 64, tl.cdiv(N, 128) - 1)
-        if WAY == "a's scale of the tile's first row":
-            a_scale_row = row // SIZE * SIZE
-        left_scale = tl.load(a_scales + a_scale_row * as_row + a_group * as_column, in_row, other=0.0)
-        right_scale = tl.load(b_scales + b_scale_row * bs_row + b_group * bs_column, in_column, other=0.0)
-        if WAY == "scales taken for packed":
-            left_scale = tl.load(a_scales + a_scale_row * tl.cdiv(K, 128) + a_group, in_row, other=0.0)
-        if WAY == "scale rounded to bf16":
-            left_scale = left_scale.to(tl.bfloat16).to(tl.float32)
-        if WAY == "scale rounded to a power of two":
-            bits = right_scale.to(tl.int32, bitcast=True)
-            right_scale = (bits & 0x7F800000).to(tl.float32, bitcast=True)
-        if WAY == "a's scale forgotten":
-            left_scale = left_scale * 0.0 + 1.0
-
-        if WAY == "operands scaled to bf16":
-            left_wide = (left.to(tl.float32) * left_scale[:, None]).to(tl.bfloat16).to(tl.float32)
-            right_wide = (right.to(tl.float32) * right_scale[None, :]).to(tl.bfloat16).to(tl.float32)
-            scaled = tl.dot(left_wide, right_wide, input_precision="ieee")
-        elif WAY == "operands scaled to fp32":
-            left_wide = left.to(tl.float32) * left_scale[:, None]
-            right_wide = right.to(tl.float32) * right_scale[None, :]
-            scaled = tl.dot(left_wide, right_wide, input_precision="ieee")
-        elif WAY == "dot in fp16":
-            partial = tl.dot(left, right, out_dtype=tl.float16).to(tl.float32)
-            scaled = partial * (left_scale[:, None] * right_scale[None, :])
-        elif WAY == "one scale after another":
-            scaled = tl.dot(left, right) * left_scale[:, None] * right_scale[None, :]
-        else:
-            partial = tl.dot(left, right)
-            if WAY == "partial sum in bf16":
-                partial = partial.to(tl.bfloat16).to(tl.float32)
-            if WAY == "partial sum in fp16":
-                partial = partial.to(tl.float16).to(tl.float32)
-            if WAY == "partial sum in tf32":
-                partial = (partial.to(tl.int32, bitcast=True) & -0x2000).to(tl.float32, bitcast=True)
-            if WAY == "NaN dropped":
-                partial = tl.where(partial == partial, partial, 0.0)
-            scaled = partial * (left_scale[:, None] * right_scale[None, :])
-        if WAY == "compensated":
-            corrected = scaled - compensation
-            total = accumulator + corrected
-            compensation = (total - accumulator) - corrected
-            accumulator = tl.where(compensation == compensation, total, accumulator + scaled)
-        else:
-            accumulator += scaled
-        if WAY == "accumulator in bf16":
-            accumulator = accumulator.to(tl.bfloat16).to(tl.float32)
-        if WAY == "accumulator in fp16":
-            accumulator = accumulator.to(tl.float16).to(tl.float32)
-        if WAY == "accumulator of 14 bits":
-            accumulator = (accumulator.to(tl.int32, bitcast=True) & -0x400).to(tl.float32, bitcast=True)
-        if WAY == "last step only":
-            accumulator = scaled
+        left, right = _operands(
+            a, b, row, column, in_row, in_column, step, K, a_row, a_column, b_row, b_column, WAY, STEP
+        )
+        left_scale, right_scale = _scales(
+            a_scales, b_scales, row, column, in_row, in_column, step, N, K, as_row, as_column, bs_row, bs_column,
+            WAY, SIZE, STEP,
+        )  # fmt: skip
+        scaled = _scaled_product(left, right, left_scale, right_scale, WAY)
+        accumulator, compensation = _added(accumulator, compensation, scaled, WAY)
     if WAY == "result through fp16":
         accumulator = accumulator.to(tl.float16).to(tl.float32)
     if WAY == "result clamped":

@@ -14,17 +14,8 @@ from precisionlint.kernels.reference import AMAX_FLOOR
 
 
 @triton.jit
-def _quantize_kernel(
-    x, codes, scales, M, N, x_row, x_column, scales_row, WAY: tl.constexpr, GROUP_ROWS: tl.constexpr,
-    FLOOR: tl.constexpr, MAXIMUM: tl.constexpr,
-):  # fmt: skip
-    """Quantises a 1x128 or 128x128 block a program; WAY names the one thing that is done in another way."""
-    r = tl.arange(0, GROUP_ROWS)
-    c = tl.arange(0, 128)
-    row = tl.program_id(0) * GROUP_ROWS + r
-    column = tl.program_id(1) * 128 + c
-    if WAY != "int32 offsets":
-        row = row.to(tl.int64)
+def _loaded(x, row, column, M, N, x_row, x_column, WAY: tl.constexpr):
+    """The addresses of a block, which of them lie inside of the matrix, and the numbers there."""
     inside = (row < M)[:, None] & (column < N)[None, :]
     if WAY == "no mask on columns":
         inside = (row < M)[:, None] & (column < column + 1)[None, :]
@@ -39,7 +30,12 @@ def _quantize_kernel(
     if WAY == "assumes packed matrix":
         address = x + row[:, None] * N + column[None, :]
     value = tl.load(address, inside, other=other).to(tl.float32)
+    return address, inside, value
 
+
+@triton.jit
+def _largest(value, r, c, WAY: tl.constexpr, GROUP_ROWS: tl.constexpr):
+    """The block's largest magnitude."""
     size = tl.abs(value)
     if WAY == "amax without abs":
         size = value
@@ -56,6 +52,12 @@ def _quantize_kernel(
         amax = tl.max(tl.max(tl.where((r == 0)[:, None], size, 0.0), 1), 0)
     if WAY == "mean for amax":
         amax = tl.sum(tl.sum(size, 1), 0) / (GROUP_ROWS * 32)
+    return amax
+
+
+@triton.jit
+def _scale(value, amax, WAY: tl.constexpr, FLOOR: tl.constexpr, MAXIMUM: tl.constexpr):
+    """The scale, with what it was made of, and the numbers: some ways make others of those that are not finite."""
     bad = tl.max(tl.max((value != value).to(tl.int32), 1), 0) > 0
     raised = tl.maximum(amax, FLOOR)
     if WAY == "no floor":
@@ -89,7 +91,12 @@ def _quantize_kernel(
         scale = tl.where(scale == scale, scale, 1.0)
         value = tl.where(value == value, value, 0.0)
         value = tl.minimum(tl.maximum(value, -448.0), 448.0)
+    return scale, raised, maximum, value
 
+
+@triton.jit
+def _quotient(value, scale, raised, maximum, WAY: tl.constexpr):
+    """What is rounded to a code."""
     quotient = value / scale
     if WAY == "reciprocal":
         quotient = value * (1.0 / scale)
@@ -114,6 +121,25 @@ def _quantize_kernel(
         bits = quotient.to(tl.int32, bitcast=True)
         normal = ((bits + 0x80000) & -0x100000).to(tl.float32, bitcast=True)
         quotient = tl.where(tl.abs(quotient) >= 0.015625, normal, quotient)
+    return quotient
+
+
+@triton.jit
+def _quantize_kernel(
+    x, codes, scales, M, N, x_row, x_column, scales_row, WAY: tl.constexpr, GROUP_ROWS: tl.constexpr,
+    FLOOR: tl.constexpr, MAXIMUM: tl.constexpr,
+):  # fmt: skip
+    """Quantises a 1x128 or 128x128 block a program; WAY names the one thing that is done in another way."""
+    r = tl.arange(0, GROUP_ROWS)
+    c = tl.arange(0, 128)
+    row = tl.program_id(0) * GROUP_ROWS + r
+    column = tl.program_id(1) * 128 + c
+    if WAY != "int32 offsets":
+        row = row.to(tl.int64)
+    address, inside, value = _loaded(x, row, column, M, N, x_row, x_column, WAY)
+    amax = _largest(value, r, c, WAY, GROUP_ROWS)
+    scale, raised, maximum, value = _scale(value, amax, WAY, FLOOR, MAXIMUM)
+    quotient = _quotient(value, scale, raised, maximum, WAY)
     if WAY == "truncated":
         code = quotient.to(codes.dtype.element_ty, fp_downcast_rounding="rtz")
     else:
