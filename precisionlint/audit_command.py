@@ -1,41 +1,17 @@
 """``precisionlint audit``: reads a script as ``check`` does, runs it under the audit, and says of each finding what
 the run makes of it.
-
-A finding of ``check`` is matched by its rule and its places, never by its words.
 """
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
-from pathlib import Path
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from precisionlint.audit_report import AuditReport, Judged, Verdict
+from precisionlint.audit_judging import configuration_names, judge
+from precisionlint.audit_report import AuditReport, Judged
 from precisionlint.dataclass import dataclass
-from precisionlint.findings import Finding, Place
-
-MEASURED = frozenset(
-    {
-        "adam-epsilon-underflow",
-        "backward-after-unscale",
-        "backward-under-autocast",
-        "backward-without-scale",
-        "bf16-only-weights",
-        "clip-before-unscale",
-        "double-unscale",
-        "function-without-custom-fwd",
-        "half-ema",
-        "missing-scaler-update",
-        "scaled-gradients-read",
-        "scaler-with-bf16",
-        "scaler-with-half-weights",
-        "step-bypasses-scaler",
-    }
-)
-"""The rules of ``check`` whose whole fault lies inside one iteration, so that a run that shows none speaks against it.
-"""
+from precisionlint.findings import Finding
 
 
 @dataclass(frozen=True)
@@ -61,82 +37,50 @@ class Audited:
         return int(grave or not self.report.ok)
 
 
-def run(command: Sequence[str], *, module: bool, step: int, keep_running: bool, values: bool) -> Audited:
+def run(
+    command: Sequence[str], *, module: bool, step: int, keep_running: bool, values: bool, eager: bool = False
+) -> Audited:
     """Reads and runs a script (its path and arguments, or a module's name and arguments) and audits its ``step``-th
-    iteration.
+    iteration; ``eager``: what it compiles runs uncompiled. Then the project's other files that it loaded are read too.
     """
     path = _source(command[0], module)
-    findings: tuple[Finding, ...] = ()
-    if path is not None:
-        findings = _read(path, {})
+    findings = _read([path] if path else [])
 
     from precisionlint.trace import script
+    from precisionlint.trace.places import shown_path
 
-    names = set() if path is None or not findings else configuration_names(path)
-    outcome = script.run(command, module=module, step=step, keep_running=keep_running, values=values, names=names)
+    outcome = script.run(
+        command,
+        module=module,
+        step=step,
+        keep_running=keep_running,
+        values=values,
+        eager=eager,
+        names=configuration_names,
+    )
     known = outcome.configuration
-    if path is not None and findings and known:
-        own = {(each.rule, each.place) for each in _read(path, {name: str(value) for name, value in known.items()})}
-    else:
-        own = {(each.rule, each.place) for each in findings}
-    read = tuple(Judged(each, judge(each, outcome.report, (each.rule, each.place) in own)) for each in findings)
+    others = [shown_path(each) for each in outcome.files if path is None or not os.path.samefile(each, path)]
+    findings = tuple(sorted((*findings, *_read(others)), key=lambda each: (each.place, each.rule)))
+    own = findings
+    if findings and known:
+        own = _read([path] if path else [], known) + _read(others, known)
+    of_this_run = {(each.rule, each.place) for each in own}
+    read = tuple(judge(each, outcome.report, (each.rule, each.place) in of_this_run, known) for each in findings)
     return Audited(command[0], outcome.report, read, step, outcome.steps, outcome.ended, outcome.failed)
 
 
-def _read(path: str, assume: dict[str, str]) -> tuple[Finding, ...]:
+def _read(paths: Sequence[str], assume: Mapping[str, Any] | None = None) -> tuple[Finding, ...]:
     from precisionlint import check
 
-    return check([path], assume=assume).findings
-
-
-def configuration_names(path: str) -> set[str]:
-    """The names that a file's branches and ``enabled=`` ask about and that no loop changes: what tells one
-    configuration from another. Empty for a file that cannot be parsed.
-    """
-    try:
-        tree = ast.parse(Path(path).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return set()
-    asked: set[str] = set()
-    changing: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If | ast.IfExp):
-            asked |= _names(node.test)
-        elif isinstance(node, ast.keyword) and node.arg == "enabled":
-            asked |= _names(node.value)
-        elif isinstance(node, ast.For | ast.While | ast.AsyncFor):
-            changing |= {name for each in ast.walk(node) for name in _names(each, ast.Store)}
-    return asked - changing
-
-
-def _names(tree: ast.AST, context: type[ast.expr_context] = ast.Load) -> set[str]:
-    """The dotted names in a tree, the longest of each."""
-    found: set[str] = set()
-    todo = [tree]
-    while todo:
-        node = todo.pop()
-        name = _dotted(node)
-        if name and isinstance(getattr(node, "ctx", None), context):
-            found.add(name)
-        elif not name:
-            todo.extend(ast.iter_child_nodes(node))
-    return found
-
-
-def _dotted(node: ast.AST) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        owner = _dotted(node.value)
-        return f"{owner}.{node.attr}" if owner else ""
-    return ""
+    if not paths:
+        return ()
+    return check(paths, assume={name: str(value) for name, value in (assume or {}).items()}).findings
 
 
 def _source(target: str, module: bool) -> str | None:
     """The file of a script or a module; None where there is none."""
     if not module:
         return target
-    import os
     import sys
     from importlib.util import find_spec
 
@@ -150,61 +94,6 @@ def _source(target: str, module: bool) -> str | None:
     finally:
         sys.path.pop(0)
     return None if spec is None or not spec.has_location or spec.origin is None else os.path.relpath(spec.origin)
-
-
-GRAVER = {"backward-under-autocast": "autocast-around-training-loop"}
-"""A rule that the run reports under the name of a graver one, which takes in what it found."""
-
-
-def judge(finding: Finding, report: AuditReport | None, of_this_run: bool = True) -> Verdict:
-    """What a run says of a finding that was read. ``of_this_run``: it is also read under the run's own configuration.
-
-    The same fault is one of the same rule whose place is a station of the other's way: a fault of weights may be read
-    where they are cast and measured where they are stepped. It is refuted where the run came to its place and through
-    every station of its way (the objects made there took part) and shows no such fault.
-    """
-    if report is None:
-        return "not reached"
-    mine = (finding.place, *(step.place for step in finding.trace))
-    same = _same if finding.rule in MEASURED else _same_line  # an op's span is not that of what was read around it
-    for each in report.findings:
-        theirs = (each.place, *(step.place for step in each.trace))
-        if each.rule == finding.rule and (
-            any(same(finding.place, other) for other in theirs) or any(same(each.place, other) for other in mine)
-        ):
-            return "confirmed"
-        if each.rule == GRAVER.get(finding.rule):
-            return "confirmed"
-    if finding.rule not in MEASURED:
-        return "not measurable here"
-    if not of_this_run:
-        return "another configuration"
-    met = [station.place for station in (*report.order, *report.objects) if station.place is not None]
-    return "refuted" if all(_among(place, met) for place in mine) else "not reached"
-
-
-def _among(place: Place, others: Iterable[Place]) -> bool:
-    return any(_same(place, other) for other in others)
-
-
-def _same(left: Place, right: Place) -> bool:
-    """The same call: the same span, or the same line where one of the two (Python 3.10's) knows no columns."""
-    if not _same_line(left, right):
-        return False
-    spans = [(each.column, each.end_line, each.end_column) for each in (left, right)]
-    known = all(each.end_line > each.line or each.end_column > each.column for each in (left, right))
-    return spans[0] == spans[1] or not known
-
-
-def _same_line(left: Place, right: Place) -> bool:
-    return left.line == right.line and _base(left.path) == _base(right.path)
-
-
-@cache
-def _base(path: str) -> str:
-    import os
-
-    return os.path.realpath(path)
 
 
 def lines(audited: Audited, *, format: str, color: bool, all: bool, width: int) -> Iterator[str]:
@@ -245,6 +134,6 @@ def to_dict(audited: Audited) -> dict[str, Any]:
         "steps": audited.steps,
         "ended": audited.ended,
         "failed": audited.failed,
-        "read": [{**finding_dict(each.finding), "verdict": each.verdict} for each in audited.read],
+        "read": [{**finding_dict(each.finding), "verdict": each.verdict, "why": each.why} for each in audited.read],
         "report": None if audited.report is None else audited.report.to_dict(),
     }

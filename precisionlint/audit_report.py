@@ -154,6 +154,10 @@ class AuditReport:
     error: str = ""
     suppressed: tuple[Suppressed, ...] = ()
     """What was measured and does not count, since a comment says so."""
+    compiled: tuple[Station, ...] = ()
+    """What ran compiled, and where it was called: what the compiler fused was not seen."""
+    absent: tuple[str, ...] = ()
+    """The devices that autocast regions or scalers were made for and that this machine lacks: those are off."""
 
     @property
     def ok(self) -> bool:
@@ -202,10 +206,11 @@ Verdict = Literal["confirmed", "refuted", "not reached", "another configuration"
 
 @dataclass(frozen=True)
 class Judged:
-    """A finding of ``check``, and what the run says of it."""
+    """A finding of ``check``, what the run says of it, and why where that needs words."""
 
     finding: Finding
     verdict: Verdict
+    why: str = ""
 
 
 def as_json(value: Any) -> Any:

@@ -4,81 +4,17 @@ failures.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 import torch
+from audit_scripts import CLIP_LINE, JSON, TRAINER, Audit
 
 from precisionlint.cli import main
-
-TRAINER = """\
-import argparse
-import sys
-
-import torch
-from torch import nn
-from torch.nn.utils import clip_grad_norm_
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--fp16", action="store_true")
-parser.add_argument("--steps", type=int, default=4)
-parser.add_argument("--unscale", action="store_true")
-args = parser.parse_args()
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cpu", enabled=args.fp16)
-x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
-for step in range(args.steps):
-    optimizer.zero_grad()
-    with torch.autocast("cpu", dtype=torch.float16, enabled=args.fp16):
-        loss = nn.functional.cross_entropy(model(x), y)
-    scaler.scale(loss).backward()
-    if args.unscale:
-        scaler.unscale_(optimizer)
-    clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
-    print("trained step", step + 1, __name__, sys.argv[1:])
-print("the script's end")
-"""
-CLIP_LINE = TRAINER[: TRAINER.index("    clip_grad_norm_")].count("\n") + 1
-
-
-@dataclass(frozen=True)
-class Ran:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-class Audit(Protocol):
-    def __call__(self, source: str, *arguments: str, options: tuple[str, ...] = ()) -> Ran: ...
-
-
-@pytest.fixture
-def audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Audit:
-    """Runs the command on a script in this process, whose torch is imported already."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(source: str, *arguments: str, options: tuple[str, ...] = ()) -> Ran:
-        (tmp_path / "train.py").write_text(source)
-        code = main(["audit", *options, "train.py", *arguments])
-        captured = capfd.readouterr()
-        return Ran(code, captured.out, captured.err)
-
-    return run
 
 
 def test_a_fault_is_measured_in_the_second_step_and_confirms_what_check_read(audit: Audit):
@@ -92,151 +28,6 @@ def test_a_fault_is_measured_in_the_second_step_and_confirms_what_check_read(aud
     ]
     assert ran.json["steps"] == 2 and ran.json["report"]["complete"]
     assert ran.err.splitlines() == [f"trained step {step} __main__ ['--fp16']" for step in (1, 2)]
-
-
-def verdicts(ran: Ran) -> list[tuple[str, int, str]]:
-    return [(each["rule"], each["line"], each["verdict"]) for each in ran.json["read"]]
-
-
-JSON = ("--format", "json")
-
-
-def test_a_reading_of_another_configuration_is_told_apart_from_one_that_the_run_refutes(audit: Audit):
-    ran = audit(TRAINER, "--fp16", "--unscale", options=JSON)
-    assert ran.json["report"]["findings"] == []
-    assert verdicts(ran) == [("clip-before-unscale", CLIP_LINE, "another configuration")]
-    plain = audit(TRAINER, options=JSON)
-    assert plain.json["report"]["ok"]
-    assert [station["what"] for station in plain.json["report"]["order"]].count("'optimizer' steps") == 1
-    assert verdicts(plain) == [("clip-before-unscale", CLIP_LINE, "another configuration")]
-
-
-def test_a_reading_is_refuted_where_the_run_came_through_all_its_stations_without_the_fault(audit: Audit):
-    source = TRAINER.replace("if args.unscale:", "if len(model) > 1:")
-    ran = audit(source, "--fp16", options=JSON)
-    assert verdicts(ran) == [("clip-before-unscale", CLIP_LINE, "refuted")]
-    assert (ran.code, ran.json["report"]["findings"]) == (0, [])
-
-
-TWO_CLIPS = TRAINER.replace(
-    "    clip_grad_norm_(model.parameters(), 1.0)\n",
-    "    if len(model) > 5:\n"
-    "        clip_grad_norm_(model.parameters(), 1.0)\n"
-    "    else:\n"
-    "        clip_grad_norm_(model.parameters(), 2.0)\n",
-)
-
-
-def test_of_two_faults_of_one_rule_only_the_one_that_ran_is_confirmed(audit: Audit):
-    ran = audit(TWO_CLIPS, "--fp16", options=JSON)
-    first = TWO_CLIPS[: TWO_CLIPS.index("        clip_grad_norm_")].count("\n") + 1
-    assert verdicts(ran) == [
-        ("clip-before-unscale", first, "not reached"),
-        ("clip-before-unscale", first + 2, "confirmed"),
-    ]
-
-
-ONE_LINE = TRAINER.replace(
-    "    clip_grad_norm_(model.parameters(), 1.0)\n",
-    "    clip_grad_norm_(model.parameters(), 1.0) if len(model) > 5 else clip_grad_norm_(model.parameters(), 2.0)\n",
-)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 knows no columns of a call")
-def test_two_calls_on_one_line_are_two(audit: Audit):
-    ran = audit(ONE_LINE, "--fp16", options=JSON)
-    assert [verdict for _, _, verdict in verdicts(ran)] == ["not reached", "confirmed"]
-
-
-CAST = """\
-import torch
-from torch import nn
-
-model = nn.Linear(8, 4).to(torch.bfloat16)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
-for step in range(4):
-    optimizer.zero_grad()
-    model(torch.randn(4, 8).bfloat16()).float().square().mean().backward()
-    optimizer.step()
-"""
-
-
-def test_a_fault_of_weights_is_confirmed_where_they_were_cast_long_before_the_window(audit: Audit):
-    ran = audit(CAST, options=JSON)
-    assert verdicts(ran) == [("bf16-only-weights", 4, "confirmed")]
-    made = {station["what"]: station["place"]["line"] for station in ran.json["report"]["objects"]}
-    assert made == {"weights take bfloat16": 4, "'optimizer' made (torch.optim.SGD)": 5}
-
-
-SOFTMAX = """\
-import torch
-from torch import nn
-
-model = nn.Linear(8, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
-for step in range(4):
-    optimizer.zero_grad()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(x)
-        exps = torch.exp(logits - logits.max(-1, keepdim=True).values)
-        probabilities = exps / exps.sum(-1, keepdim=True)
-    loss = -probabilities.float()[torch.arange(16), y].log().mean()
-    loss.backward()
-    optimizer.step()
-"""
-
-
-def test_a_fault_of_arithmetic_is_confirmed_by_its_line(audit: Audit):
-    assert verdicts(audit(SOFTMAX, options=JSON)) == [("softmax-in-half", 12, "confirmed")]
-
-
-def test_what_only_a_whole_run_shows_is_not_measurable_in_one_step(audit: Audit):
-    source = TRAINER + 'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "last.pt")\n'
-    ran = audit(source, "--fp16", "--unscale", options=JSON)
-    assert ("scaler-not-checkpointed", source.count("\n"), "not measurable here") in verdicts(ran)
-
-
-def test_the_names_that_a_configuration_hangs_on_are_those_of_branches_that_no_loop_changes(tmp_path: Path):
-    from precisionlint.audit_command import configuration_names
-
-    source = """
-for step in range(3):
-    scale = 2
-    if step % args.every == 0 or scale > 1 or not use_amp or f(args.deep.er):
-        pass
-half = args.half if args.choice == "x" else None
-with autocast(enabled=self.amp):
-    pass
-"""
-    (tmp_path / "train.py").write_text(source)
-    found = configuration_names(str(tmp_path / "train.py"))
-    assert found == {"args.every", "use_amp", "f", "args.deep.er", "args.choice", "self.amp"}
-    (tmp_path / "train.py").write_text("if")
-    assert configuration_names(str(tmp_path / "train.py")) == set()
-
-
-def test_values_of_names_are_looked_up_without_running_anything():
-    from precisionlint.trace.configuration import values
-
-    class Settings:
-        of_class = 3
-
-        @property
-        def counted(self) -> bool:
-            raise AssertionError("run")
-
-        def __getattr__(self, name: str) -> object:
-            raise AssertionError("run")
-
-    args, settings = argparse.Namespace(fp16=True, kind="bf16", odd=[1]), Settings()
-
-    def inner() -> dict[str, object]:
-        names = ("args.fp16", "args.kind", "args.odd", "args.no", "settings.counted", "settings.of_class", "nowhere.x")
-        return values((*names, "json.loads", "JSON"), sys._getframe())
-
-    assert inner() == {"args.fp16": True, "args.kind": "bf16", "settings.of_class": 3}
-    assert (args, settings) is not None
 
 
 def test_a_step_that_never_comes_is_said_plainly_and_is_no_finding(audit: Audit):

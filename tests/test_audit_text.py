@@ -203,14 +203,14 @@ def test_what_repeats_in_the_order_is_told_once():
         *[Station("zeroed", Place("o.py", 8, 1, 8, 2))] * 3,
     )
     page = list(render(told(order=stations)))
-    assert page[2:] == ["order       (t.py:4 backward > :3 autocast left) 4 times > o.py:7 steps > :8 zeroed 3 times"]
+    assert page[3:] == ["order       (t.py:4 backward > :3 autocast left) 4 times > o.py:7 steps > :8 zeroed 3 times"]
 
 
 @pytest.mark.parametrize("verdict", ["refuted", "not reached", "another configuration", "not measurable here"])
 def test_what_check_read_is_told_with_what_the_run_says_of_it(verdict: Verdict):
     read = [Judged(fault(3), "confirmed"), Judged(fault(4, "half-ema"), "confirmed"), Judged(fault(5), verdict)]
     page = list(render(told(), read=read))
-    assert page[2:] == [
+    assert page[3:] == [
         "check read  confirmed: softmax-in-half m.py:3; half-ema m.py:4",
         f"            {verdict}: softmax-in-half m.py:5",
     ]
@@ -230,7 +230,7 @@ def test_dtypes_of_a_mixed_list_and_of_partial_sums_are_short():
         family="matmul",
     )
     page = list(render(told(ops=(op,))))
-    assert page[3].split() == ["matmul", "bf16", "->", "fp32,", "partly", "bf16", "->", "bf16", "2", "100%", "a.b"]
+    assert page[4].split() == ["matmul", "bf16", "->", "fp32,", "partly", "bf16", "->", "bf16", "2", "100%", "a.b"]
 
 
 def test_nothing_of_the_program_reaches_the_terminal_as_a_command():

@@ -33,6 +33,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     audit.add_argument("--keep-running", action="store_true", help="let the script go on after that step")
     audit.add_argument("--format", choices=("text", "json"), default="text", help="how to report (default: text)")
     audit.add_argument("--out", metavar="FILE", help="write the report there (of several ranks: FILE-rankN)")
+    audit.add_argument(
+        "--eager", action="store_true", help="run what the script compiles uncompiled, so that it is seen"
+    )
     audit.add_argument("--values", action="store_true", help="read every result, to name the first that is not finite")
     audit.add_argument("--all", action="store_true", help="list every op and place instead of groups")
     add_color(audit)
@@ -78,6 +81,7 @@ def run(options: argparse.Namespace) -> Outcome:
             step=options.step,
             keep_running=options.keep_running,
             values=options.values,
+            eager=options.eager,
         )
     except (PolicyError, UnsupportedTorchError) as error:
         raise UsageError(str(error)) from error

@@ -52,7 +52,7 @@ def render(
     yield from _table(audit_ops.families(report, width - 2), color)
     yield from _section("casts", audit_ops.casts(report, None if all else LIMIT), color)
     yield from _section("storage", _storage(report, all, width), color)
-    yield from _section("updates of half weights", _updates(report, all), color)
+    yield from _section("updates", _updates(report, all), color)
     yield from _section("gradients", _ranges(report, all, width), color)
     yield from _section("settings", _settings(report, all, width), color)
     yield from _section("notes", (line for note in report.notes for line in filled(shown(note), width - INDENT)), color)
@@ -64,7 +64,10 @@ def _verdict(report: AuditReport, color: bool) -> str:
     counts = {each: sum(finding.severity == each for finding in report.findings) for each in SEVERITIES}
     found = [paint(counted(number, each), each, color) for each, number in counts.items() if number]
     subject = f"audit of {shown(report.name)}" if report.name else "audit"
-    return f"{paint(subject, 'strong', color)}: {'found ' + ', '.join(found) if found else 'found nothing'}"
+    unseen = [f"did not see inside {counted(len(report.compiled), 'compiled region')}"] if report.compiled else []
+    unseen += [f"this machine has no {shown(', '.join(report.absent))}"] if report.absent else []
+    but = paint(f", but {' and '.join(unseen)} (see notes)", "warning", color) if unseen else ""
+    return f"{paint(subject, 'strong', color)}: {'found ' + ', '.join(found) if found else 'found nothing'}{but}"
 
 
 def _extent(report: AuditReport) -> str:
@@ -96,8 +99,7 @@ def _findings(report: AuditReport, color: bool, all: bool, width: int) -> Iterat
     for each in sorted(report.findings, key=lambda each: SEVERITIES.index(each.severity)):
         key = (each.rule, each.message, str(each.place) if all else "")
         groups.setdefault(key, []).append(each)
-    if groups:
-        yield ""
+    yield ""
     for number, (first, *others) in enumerate(groups.values()):
         if number and all:
             yield ""
@@ -160,7 +162,8 @@ def read_lines(read: Sequence[Judged], color: bool, width: int) -> Iterator[str]
         if each.verdict != "confirmed":
             when = f" (when {shown(each.finding.when)})" if each.finding.when else ""
             verdict = paint(each.verdict, "strong", color)
-            told.append(f"{verdict}: {each.finding.rule} {shown(each.finding.place.where)}{when}")
+            why = f": {shown(each.why)}" if each.why else ""
+            told.append(f"{verdict}: {each.finding.rule} {shown(each.finding.place.where)}{when}{why}")
     yield from _section("check read", told, color)
 
 
@@ -253,7 +256,7 @@ def _updates(report: AuditReport, all: bool) -> Iterator[str]:
     if not report.updates:
         return
     meant, lost = sum(each.meant for each in report.updates), sum(each.lost for each in report.updates)
-    yield f"{share(lost, meant)} of {counted(meant, 'update')} rounded away: the weight stands where it stood"
+    yield f"{share(lost, meant)} of {counted(meant, 'update')} of half weights rounded away"
     rows = sorted(report.updates, key=lambda each: (-each.lost / max(each.meant, 1), each.parameter))
     limit = len(rows) if all else LIMIT
     yield from table(
@@ -274,7 +277,7 @@ def _ranges(report: AuditReport, all: bool, width: int) -> Iterator[str]:
     fates: dict[str, list[str]] = {}
     for each in found.formats:
         where = {"none": "", "best": f"at 2^{math.log2(each.scale):.0f} "}.get(each.chosen, f"at {each.chosen} scale ")
-        if all or each.format in ("fp16", "bf16"):
+        if (all or each.format in ("fp16", "bf16")) and fates.get(each.format) != ["all normal"]:
             fates.setdefault(each.format, []).append(where + _fate(each))
     beyond = f", {found.nonfinite} infinite or NaN" if found.nonfinite else ""
     zeros = f"{share(found.zeros, found.elements)} zeros{beyond}"

@@ -1,16 +1,19 @@
-"""Where optimizers and scalers were made and where weights took a half dtype, for as long as someone watches.
+"""Where optimizers and scalers were made, where weights took a half dtype, and which regions and scalers are off since
+the machine lacks their device, for as long as someone watches.
 
 What was made before the watch began has no place; a finding then stands where the step met it.
 """
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 
 from precisionlint.findings import Place
@@ -18,6 +21,8 @@ from precisionlint.trace.patches import Patches
 from precisionlint.trace.places import here
 
 HALF = (torch.float16, torch.bfloat16)
+SIGNATURES = {cls: inspect.signature(cls.__init__) for cls in (GradScaler, autocast)}
+"""Of the constructors as torch has them, before anyone patched them."""
 
 
 class Births:
@@ -25,12 +30,15 @@ class Births:
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[weakref.ref[Any], Place]] = {}
+        self.absent: dict[str, Place | None] = {}
+        """Device that this machine lacks -> where a region or a scaler was made for it, and is off for that alone."""
         self._applying = False
 
     def install(self, patches: Patches) -> None:
         """Begins to watch."""
         patches.replace(torch.optim.Optimizer, "__init__", self._made)
-        patches.replace(GradScaler, "__init__", self._made)
+        patches.replace(GradScaler, "__init__", self._for_device)
+        patches.replace(autocast, "__init__", self._for_device)
         patches.replace(nn.Module, "_apply", self._apply)
 
     def place(self, thing: Any) -> Place | None:
@@ -45,12 +53,28 @@ class Births:
     def learn(self, other: Births) -> None:
         """Takes over what another watch has seen."""
         self._places.update(other._places)
+        self.absent.update(other.absent)
 
     def _made(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __init__(made: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             place = here()
             original(made, *args, **kwargs)
             self.note(made, place)
+
+        return __init__
+
+    def _for_device(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A scaler, whose place is kept, or a region; either warns and is off where its device is missing."""
+
+        def __init__(made: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            place = here() if isinstance(made, GradScaler) else None
+            original(made, *args, **kwargs)
+            self.note(made, place)
+            signature = SIGNATURES[GradScaler if isinstance(made, GradScaler) else autocast]
+            if not made._enabled and signature.bind(made, *args, **kwargs).arguments.get("enabled", True):
+                device = str(getattr(made, "device", None) or getattr(made, "_device", ""))
+                if not available(device):
+                    self.absent.setdefault(device, place or here())
 
         return __init__
 
@@ -74,3 +98,9 @@ class Births:
             return result
 
         return _apply
+
+
+def available(device: str) -> bool:
+    """Whether this machine has a device of a type."""
+    module = getattr(torch, device, None)
+    return device == "cpu" or bool(getattr(module, "is_available", lambda: True)())

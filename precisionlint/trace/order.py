@@ -154,6 +154,8 @@ class Order:
         stack, registry = self.position.modules, self.registry
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            if torch.compiler.is_compiling():  # nothing of ours goes into the graph
+                return original(module, *args, **kwargs)
             number = registry.numbers.get(id(module))
             if number is None:
                 number = registry.module(module, users_frame(sys._getframe(1)))

@@ -12,11 +12,13 @@ import linecache
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
+import typing_extensions
 
 from precisionlint.findings import Place
 
@@ -24,7 +26,10 @@ OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 TRITON = os.path.join(os.path.dirname(TORCH), "triton")
 FOREIGN = (TORCH + os.sep, TRITON + os.sep, OWN, "<frozen ", "<eval_with_key>")
-HELPERS = frozenset({contextlib.__file__, functools.__file__, "<string>"})
+HELPERS = frozenset(
+    {contextlib.__file__, functools.__file__, typing_extensions.__file__, warnings.__file__, "<string>"}
+)
+"""What wraps functions of others: as context managers, as deprecated ones."""
 
 
 def is_users(code: CodeType) -> bool:

@@ -11,11 +11,12 @@ What it does not see: steps in other processes, and training without torch.optim
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -40,6 +41,9 @@ from precisionlint.trace.recorder import probe
 from precisionlint.trace.window import Audit
 
 T = TypeVar("T")
+Names = Callable[[str], Iterable[str]]
+"""The names in a file whose values tell one configuration of the program from another."""
+INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 
 
 class Stopped(BaseException):
@@ -57,14 +61,19 @@ class Outcome:
     ended: str
     failed: bool
     configuration: Mapping[str, Any]
-    """Of the names that were asked about, those with a plain value where the window was opened."""
+    """Of the names that were asked about, those with a plain value where the window was opened or the optimizer stepped."""
+    files: tuple[str, ...]
+    """The project's own Python files that the script had loaded in the end: those below its folder or the current one."""
 
 
 class Watch:
     """Counts the steps of a script and opens and closes the window."""
 
-    def __init__(self, name: str, step: int, keep_running: bool, values: bool, names: Iterable[str] = ()) -> None:
-        self.names = tuple(names)
+    def __init__(self, name: str, step: int, keep_running: bool, values: bool, names: Names) -> None:
+        self.names = names
+        self.roots: tuple[str, ...] = ()
+        """The folders whose files are the project's own."""
+        self._asked: dict[str, Iterable[str]] = {}
         self.configuration: dict[str, Any] = {}
         self.values = values
         self.policy = policy.of_project(Path.cwd())  # before the script, which may go elsewhere
@@ -117,7 +126,7 @@ class Watch:
 
     def _call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if self._due and not self._stepping:
+            if self._due and not self._stepping and not torch.compiler.is_compiling():
                 self._turn()
                 return nn.Module.__call__(module, *args, **kwargs)  # through the window's own patch
             return original(module, *args, **kwargs)
@@ -185,6 +194,9 @@ class Watch:
         self._alive[id(optimizer)] = optimizer
         if self.report is not None:
             return
+        if self.audit is not None:  # functions that were not yet called when the window was opened
+            met = configuration.values(self._asked, users_frame(sys._getframe(1)))
+            self.configuration = {**met, **self.configuration}
         if new:
             self._last = optimizer  # among several optimizers, the one that steps last ends an iteration
         if self.audit is None:
@@ -210,7 +222,8 @@ class Watch:
 
     def _open(self) -> None:
         frame = users_frame(sys._getframe(1))
-        self.configuration = configuration.values(self.names, frame)
+        self._asked = {path: self.names(path) for path in own_files(self.roots)}
+        self.configuration = configuration.values(self._asked, frame)
         self.audit = Audit(
             None,
             self._alive.values(),
@@ -244,19 +257,22 @@ def run(
     step: int = 2,
     keep_running: bool = False,
     values: bool = False,
-    names: Iterable[str] = (),
+    eager: bool = False,
+    names: Names = lambda path: (),
 ) -> Outcome:
     """Runs ``arguments`` (a script's path, or a module's name, then its own arguments) and audits its ``step``-th
-    iteration; of ``names`` (dotted ones) it tells the values there.
+    iteration; of the ``names`` of each of the project's files it tells the values there; ``eager``: what it compiles runs uncompiled.
 
     What the script prints goes to standard error. Its exceptions are told there too and do not pass through;
     KeyboardInterrupt does.
     """
     probe()
     watch = Watch(f"{arguments[0]}, step {step}", step, keep_running, values, names)
+    watch.roots = (os.getcwd(), os.getcwd() if module else os.path.dirname(os.path.abspath(arguments[0])))
     ended, failed = "", False
     start = os.getcwd()
-    with _as_main(arguments, module), _output_to_stderr(), watch.installed():
+    stance = torch.compiler.set_stance("force_eager") if eager else nullcontext()
+    with _as_main(arguments, module), _output_to_stderr(), watch.installed(), stance:
         error: BaseException | None = None
         try:
             _execute(arguments[0], module)
@@ -274,10 +290,20 @@ def run(
         finally:
             watch.finish(error)
             os.chdir(start)
+            files = own_files(watch.roots)
     report = watch.report
     if report is not None and watch.folder != start:
         report = rebased(report, watch.folder)
-    return Outcome(report, watch.total, ended or "ended by itself", failed, watch.configuration)
+    return Outcome(report, watch.total, ended or "ended by itself", failed, watch.configuration, files)
+
+
+def own_files(roots: Iterable[str]) -> tuple[str, ...]:
+    """The Python files of the modules loaded that lie below one of these folders and are not installed there."""
+    below = tuple(os.path.join(os.path.realpath(root), "") for root in roots)
+    named = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    files = (name for name in named if isinstance(name, str) and name.endswith(".py") and os.path.isabs(name))
+    own = {os.path.realpath(name) for name in files if not INSTALLED.search(name)}
+    return tuple(sorted(each for each in own if each.startswith(below) and os.path.isfile(each)))
 
 
 def rebased(value: T, folder: str) -> T:

@@ -39,6 +39,7 @@ from precisionlint.trace import verdicts
 from precisionlint.trace.activations import Activations
 from precisionlint.trace.averages import Averages
 from precisionlint.trace.casts import Casts
+from precisionlint.trace.compiled import Compiled
 from precisionlint.trace.dataflow import Dataflow
 from precisionlint.trace.order import Order
 from precisionlint.trace.places import place
@@ -78,6 +79,7 @@ class Measures:
     epsilons: Mapping[int, Epsilon]
     """Optimizer's ``id`` -> what became of its eps."""
     unseen: Unseen
+    compiled: Compiled
     ranges: Ranges
     first: NonFinite | None
 
@@ -129,6 +131,8 @@ def summarize(
         settings=settings,
         meaning=tuple(global_settings.meaning(settings, ops)),
         regions=tuple(_regions(events)),
+        compiled=tuple(Station(region, at) for region, at in held.compiled.regions),
+        absent=tuple(registry.births.absent),
         steps=held.order.steps,
         complete=complete,
         error=error,
@@ -200,12 +204,24 @@ def _notes(held: Measures) -> Iterable[str]:
     ran = {op_name(recorder.ops[key[0]]) for key in recorder.counts if key[1] in ("forward", "recompute")}
     for name in sorted(ran & OTHER_BACKWARD):
         yield f"{name}: its backward takes another formula under any dispatch mode; gradients differ by about 1e-7"
-    if any(type(root).__name__ == "OptimizedModule" for root in registry.roots.values()):
-        yield "a compiled module ran: of what its compiler fuses, only products left to libraries are seen"
+    for (region, at), count in held.compiled.regions.items():
+        yield (
+            f"{region} ran compiled{_at(at)}, {_times(count)}: of what its compiler fuses nothing is seen, only products "
+            "left to libraries; --eager, or torch.compiler.set_stance('force_eager'), runs it uncompiled"
+        )
+    for (region, at), count in held.compiled.eager.items():
+        yield (
+            f"{region} would run compiled{_at(at)}, and was measured uncompiled, {_times(count)}: compiled, it may keep "
+            "in fp32 what is rounded here"
+        )
+    for device, at in registry.births.absent.items():
+        yield (
+            f"this machine has no {device}: what was made for it{_at(at)} is off, and what the step does there was not "
+            "measured"
+        )
     for name, kernel in recorder.kernels.items():
         count = sum(cell.count for key, cell in recorder.counts.items() if key[0] == id(kernel))
-        times = "once" if count == 1 else f"{count} times"
-        yield f"{kernel.namespace.capitalize()} kernel '{name}' was launched {times}: what it computes in is not seen"
+        yield f"{kernel.namespace.capitalize()} kernel '{name}' was launched {_times(count)}: what it computes in is not seen"
     for each in held.unseen.written.values():
         yield (
             f"{each.op} at {_where(recorder, each.read)} reads a tensor that was made empty at "
@@ -216,6 +232,14 @@ def _notes(held: Measures) -> Iterable[str]:
         yield f"torch {torch.__version__} does not show what is saved for the backward: activations are not counted"
     for optimizer, why in held.updates.unmeasured.items():
         yield f"lost updates of {optimizer} were not measured: {why}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _at(place: Place | None) -> str:
+    return "" if place is None else f" at {place.path}:{place.line}"
 
 
 def _where(recorder: Recorder, origin: int) -> str:
@@ -251,7 +275,7 @@ def _regions(events: Iterable[Event]) -> list[str]:
             else:
                 cache = "" if event.region.cache else ", weight cache off"
                 text = f"{event.region.device} {event.region.dtype}{cache}"
-            where = f" at {event.at.path}:{event.at.line}" if event.at is not None else ""
+            where = f" at {event.at.path}:{event.at.line}" if event.at is not None else " before the window"
             counts[text + where] = counts.get(text + where, 0) + 1
     return [text if number == 1 else f"{text} ({number} times)" for text, number in counts.items()]
 

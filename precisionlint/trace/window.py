@@ -27,6 +27,7 @@ from precisionlint.trace import flops, ranks, recorder, settings
 from precisionlint.trace.activations import Activations
 from precisionlint.trace.averages import Averages
 from precisionlint.trace.casts import Casts
+from precisionlint.trace.compiled import Compiled
 from precisionlint.trace.custom import Custom
 from precisionlint.trace.dataflow import Dataflow
 from precisionlint.trace.norms import Norms
@@ -96,7 +97,7 @@ class Audit:
         self._sums = Sums(self._position)
         self._epsilons: dict[int, Epsilon] = {}
         self._failures: dict[str, None] = {}
-        self._unseen = Unseen()
+        self._unseen, self._compiled = Unseen(), Compiled()
         self._recorder.fresh, self._recorder.on_fresh = self._unseen.fresh, self._unseen.ran
         self._activations = Activations(self.registry, self._recorder.module_of)
         self.order.outside_regions = self._outside_regions
@@ -215,6 +216,7 @@ class Audit:
         self._undo.callback(patches.undo)
         try:
             self._custom.install(patches)
+            self._compiled.install(patches)
             for handle in self.order.install(patches):
                 self._undo.callback(handle.remove)
             self._undo.enter_context(self._recorder)
@@ -243,6 +245,7 @@ class Audit:
             self._underflow,
             self._epsilons,
             self._unseen,
+            self._compiled,
             self._ranges,
             None if self._values is None else self._values.first,
         )
