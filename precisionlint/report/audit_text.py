@@ -7,6 +7,7 @@ In a pipe it is the same text without colours and of a fixed width, so that two 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
@@ -296,7 +297,10 @@ def _fate(each: RangeRecord) -> str:
 
 def _settings(report: AuditReport, all: bool, width: int) -> Iterator[str]:
     """Regions, what the settings mean, and the settings; those of CUDA where it ran."""
-    told = [*(f"autocast {shown(region)}" for region in report.regions), *report.meaning]
+    told = [
+        *(re.sub(r"\S*/site-packages/", "", f"autocast {shown(region)}") for region in report.regions),
+        *report.meaning,
+    ]
     cuda = all or any(op.device == "cuda" for op in report.ops)
     rest = [name for name in report.settings if not cuda and (".cuda." in name or ".cudnn." in name)]
     for name, value in report.settings.items():

@@ -1,12 +1,13 @@
 """What the audit costs: per op on tiny kernels beside other dispatch modes, and on one step of a small GPT.
 
-``python tests/benchmarks/audit.py`` prints a table; the figures are the best of several rounds on one thread, taken in
-turns so that a machine that slows down slows all of them.
+``python tests/benchmarks/audit.py`` prints a table. Each round runs every mode in turn on one thread and takes the CPU
+time of the process, so that what else runs on the machine counts little; a ratio is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
 
 import contextlib
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -122,21 +123,28 @@ if find_spec("torch.utils._debug_mode"):  # torch 2.9 brought it
     MODES["DebugMode"] = DebugMode
 
 
-def measure(run: Callable[[], None], modes: dict[str, Make], rounds: int, calls: int) -> dict[str, float]:
-    """Seconds a call under each mode, the best of several rounds; opening and closing a mode is not counted."""
-    best = dict.fromkeys(modes, float("inf"))
+def measure(run: Callable[[], None], modes: dict[str, Make], rounds: int, calls: int) -> list[dict[str, float]]:
+    """Of each round CPU seconds a call under each mode; opening and closing a mode is not counted."""
     for make in modes.values():
         with make():
             run()
+    found = []
     for _ in range(rounds):
+        taken: dict[str, float] = {}
         for name, make in modes.items():
             with make():
                 run()
-                start = time.perf_counter()
+                start = time.process_time()
                 for _ in range(calls):
                     run()
-                best[name] = min(best[name], (time.perf_counter() - start) / calls)
-    return best
+                taken[name] = (time.process_time() - start) / calls
+        found.append(taken)
+    return found
+
+
+def ratio(rounds: list[dict[str, float]], mode: str, to: str) -> float:
+    """The median over the rounds of the ratio of two modes."""
+    return statistics.median(each[mode] / each[to] for each in rounds)
 
 
 def count_ops(run: Callable[[], None]) -> int:
@@ -145,22 +153,23 @@ def count_ops(run: Callable[[], None]) -> int:
     return sum(op.count for op in audit.report.ops)
 
 
-def table(title: str, run: Callable[[], None], rounds: int, calls: int) -> dict[str, float]:
+def table(title: str, run: Callable[[], None], rounds: int, calls: int) -> None:
     ops = count_ops(run)
-    best = measure(run, MODES, rounds, calls)
+    found = measure(run, MODES, rounds, calls)
+    plain = statistics.median(each["plain"] for each in found)
     print(f"{title}, {ops} ops")
-    for name, seconds in best.items():
-        added = (seconds - best["plain"]) / ops * 1e6
-        over = seconds / best["empty dispatch mode"]
-        plain = seconds / best["plain"]
-        print(f"  {name:24} {seconds * 1e3:9.2f} ms  x plain {plain:5.2f}  x empty {over:5.2f}  +{added:5.1f} us/op")
-    return best
+    for name in MODES:
+        over, empty = ratio(found, name, "plain"), ratio(found, name, "empty dispatch mode")
+        added = (over - 1) * plain / ops * 1e6
+        print(
+            f"  {name:24} {over * plain * 1e3:9.2f} ms  x plain {over:5.2f}  x empty {empty:5.2f}  +{added:5.1f} us/op"
+        )
 
 
 def main() -> int:
     torch.set_num_threads(1)
-    table("tiny kernels", tiny(), rounds=7, calls=5)
-    table("small GPT, bf16 autocast, AdamW, clip", gpt_step(), rounds=3, calls=1)
+    table("tiny kernels", tiny(), rounds=15, calls=3)
+    table("small GPT, bf16 autocast, AdamW, clip", gpt_step(), rounds=5, calls=1)
     return 0
 
 
