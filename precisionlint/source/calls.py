@@ -27,6 +27,7 @@ from precisionlint.source.values import (
     Sym,
     Tup,
     Value,
+    text_of,
 )
 
 if TYPE_CHECKING:
@@ -344,6 +345,9 @@ def parameter(it: Interpreter, func: Func, param: p.Param, state: State) -> Valu
 
 def instantiate(it: Interpreter, cls: Class, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
     """An object of a class of the project."""
+    if it.is_enum(state, cls):
+        values = tuple(value for _, value in args)
+        return [(state, it.derived(("pure", cls, *values), f"{cls.cls.name}({', '.join(map(text_of, values))})", values))]
     obj = Obj(it.here(state, instr.at), cls)
     it.instantiated.add(cls.cls)
     state.allocate(obj, {})

@@ -368,6 +368,10 @@ class Interpreter:
             self.mros[cls] = order
         return self.mros[cls]
 
+    def is_enum(self, state: State, cls: Class) -> bool:
+        """Whether the members of a class are constants."""
+        return any(isinstance(base, External) and base.name.startswith("enum.") for base in self.mro(state, cls))
+
     def external_base(self, state: State, cls: Class) -> str:
         """The kind of the first outside base that has one ("optimizer", "module" …)."""
         for base in self.mro(state, cls):

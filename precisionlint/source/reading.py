@@ -19,9 +19,9 @@ from precisionlint.source import program as p
 from precisionlint.source.interpret import Interpreter
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.records import BUDGET, NARROW, WIDEST, BudgetError, Coverage, Where
-from precisionlint.source.state import Fact, State, agree, merge
+from precisionlint.source.state import Fact, State, agree, differing, merge
 from precisionlint.source.thinning import thin
-from precisionlint.source.values import Class, Func, Obj, Sym, Value
+from precisionlint.source.values import Class, Const, Func, Obj, Sym, Value
 
 Ways = list[dict[Sym, Fact]]
 """What each of some paths had decided."""
@@ -204,7 +204,8 @@ class Reader:
                 training.append(method)
                 continue
             # What a method that prepares leaves in the object, the methods that train find there.
-            bases = self.thin([*self.run_method(bases, method, obj), *bases])
+            after = self.run_method(bases, method, obj)
+            bases = self.thin([*after, *(base for base in bases if not any(opens(one, base, obj) for one in after))])
         for method in sorted(training, key=lambda method: method.function.name.startswith("_")):
             if self.is_inner(method):
                 continue
@@ -251,6 +252,20 @@ def drivers(methods: list[Func]) -> frozenset[p.Function]:
         found |= more
         names |= {function.name for function in more}
     return frozenset(found)
+
+
+def opens(wide: State, narrow: State, obj: Value) -> bool:
+    """Whether one state stands for the other as well: an attribute that a setter was given may be whatever it was before."""
+    if wide.verdict != narrow.verdict or wide.facts != narrow.facts:
+        return False
+    if any(other is not obj for other in differing([wide.heap, narrow.heap])):
+        return False
+    given, had = wide.heap.get(obj, {}), narrow.heap.get(obj, {})
+    return given.keys() == had.keys() and all(
+        isinstance(given[name], Sym) and given[name].key[0] == "param" and isinstance(had[name], (Const, Sym))
+        for name in given
+        if given[name] != had[name]
+    )
 
 
 def opened(module: ProjectModule, text: str, complete: bool) -> Opened:

@@ -30,6 +30,7 @@ from precisionlint.source.values import (
     Tensors,
     Tup,
     Value,
+    const,
     flow_of,
     text_of,
 )
@@ -448,6 +449,10 @@ def do_class(it: Interpreter, instr: p.DefineClass, state: State, after: list[St
             attributes[name] = value
         attributes["__bases__"] = Tup(bases)
         one.allocate(cls, attributes)
+        if it.is_enum(one, cls):
+            for name, value in attributes.items():  # a member whose value does not matter is still not another one
+                if isinstance(value, Sym) and isinstance(name, str) and not name.startswith("_"):
+                    attributes[name] = const(f"{instr.cls.name}.{name}")
         one.drop_frame(frame)
         one.frame = outer
         it.bind_name(one, instr.cls.name, own_contract(it, one, instr.cls.name) or cls)

@@ -57,6 +57,11 @@ def differences(states: list[State], kept: Set[str]) -> list[tuple[Any, ...]]:
     for slot in dict.fromkeys(slot for scope in scopes for slot in scope):
         if isinstance(slot, str) and (slot in kept or is_kept(slot)):
             tell([scope.get(slot) for scope in scopes])
+    for obj in states[0].pins[:1]:  # the object whose methods are followed
+        owns = [state.heap.get(obj, {}) for state in states]
+        for name in dict.fromkeys(name for own in owns for name in own):
+            if isinstance(name, str) and (name in kept or is_kept(name)):
+                tell([own.get(name) for own in owns])
     for sym in dict.fromkeys(sym for state in states for sym in state.facts):
         if is_asked(sym.text, kept):
             tell([state.facts.get(sym) for state in states])
