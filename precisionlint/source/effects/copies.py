@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Copied, Weights, Written
 from precisionlint.source import program as p
+from precisionlint.source.effects.checkpoints import half_of
 from precisionlint.source.effects.common import Outcome, argument, is_model, one, receiver_text, result, when
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import evaluate
@@ -223,23 +224,6 @@ def make_parameter(it: Interpreter, state: State, instr: p.Call, callee: Externa
     if data is not None and copy_and_dtype(state, data)[0] is not None:
         return one(state, data)
     return call_unknown(it, state, instr, callee, args)
-
-
-def half_of(it: Interpreter, state: State, value: Value) -> str | None:
-    """The half dtype that a tensor was cast to before, also through products with numbers and sums with its like."""
-    if not isinstance(value, Sym):
-        return None
-    if value.key[0] == "cast":
-        return value.key[2] if value.key[2] in ("float16", "bfloat16") else None
-    kept = dtype_of(state.heap.get(value, {}).get("dtype"))
-    if kept is not None:
-        return kept if kept in ("float16", "bfloat16") else None
-    if value.key[0] == "op" and value.key[1] in "+-*/":
-        sides = [(side, half_of(it, state, side)) for side in value.key[2:4]]
-        halves = {dtype for _, dtype in sides if dtype is not None}
-        known = all(dtype is not None or value.key[1] in "*/" for _, dtype in sides)
-        return halves.pop() if len(halves) == 1 and known else None
-    return None
 
 
 def cast_value(it: Interpreter, value: Sym, dtype: str) -> Value:

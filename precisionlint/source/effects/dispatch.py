@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from precisionlint.events import Lost, SchedulerStep
 from precisionlint.source import program as p
+from precisionlint.source.effects.checkpoints import save
 from precisionlint.source.effects.common import (
     FINITE,
     SCHEDULER_NAME,
@@ -78,7 +79,6 @@ from precisionlint.source.effects.scaling import (
     autograd_backward,
     backward_method,
     make_scaler,
-    save,
     scaler_method,
 )
 from precisionlint.source.effects.trainers import MAKERS

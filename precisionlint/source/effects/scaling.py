@@ -1,4 +1,4 @@
-"""Gradient scalers, backward, and checkpoints: what happens to the scale."""
+"""Gradient scalers and backward: what happens to the scale."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import (
     Backward,
-    Checkpoint,
     Grads,
     Known,
     LossScaled,
@@ -16,7 +15,6 @@ from precisionlint.events import (
     ScalerMade,
     Step,
     Update,
-    Weights,
 )
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import (
@@ -24,8 +22,6 @@ from precisionlint.source.effects.common import (
     Outcome,
     arg_name,
     argument,
-    is_optimizer,
-    is_scaler,
     known_region,
     last_name,
     one,
@@ -36,10 +32,9 @@ from precisionlint.source.effects.common import (
     result,
     when,
 )
-from precisionlint.source.effects.copies import half_of
-from precisionlint.source.objects import is_container, model_weights, name_of, named
+from precisionlint.source.objects import name_of, named
 from precisionlint.source.operators import as_cond, truth
-from precisionlint.source.state import State, reachable
+from precisionlint.source.state import State
 from precisionlint.source.values import (
     NONE,
     TRUE,
@@ -101,42 +96,6 @@ def make_scaler(it: Interpreter, state: State, instr: p.Call, cls: str, args: Ar
         ),
     )  # fmt: skip
     return one(state, obj)
-
-
-def save(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
-    """``torch.save``: what the checkpoint holds."""
-    value = argument(args, 0, "obj")
-    optimizers: list[Named] = []
-    scalers: list[Named] = []
-    weights: Weights = frozenset()
-    half = ""
-    modules, complete = (
-        False,
-        is_container(value) and "*" not in state.heap.get(value, {}) if value is not None else False,
-    )
-    for reached in reachable(state, value, 3) if value is not None else ():
-        half = half or half_of(it, state, reached) or ""
-        if isinstance(reached, Obj) and it.kind(state, reached) == "module":
-            weights |= model_weights(it, reached) or frozenset()
-        if isinstance(reached, Sym) and reached.key[0] == "state_dict":
-            owner = reached.key[1]
-            if is_scaler(it, state, owner):
-                scalers.append(named(owner, reached.text.removesuffix(".state_dict()")))
-            elif is_optimizer(it, state, owner):
-                name = it.names.get(getattr(owner, "site", None), "") or reached.text.removesuffix(".state_dict()")
-                optimizers.append(named(owner, name))
-            else:
-                modules = True
-                weights |= model_weights(it, owner) or frozenset()
-        elif isinstance(reached, Sym) and reached is not value and reached.key[0] == "site":
-            complete = complete and not any(is_scaler(it, state, o) for o in reached.of)
-    it.emit(
-        state,
-        Checkpoint(
-            it.where(state, instr.at), when(state), True, complete, tuple(optimizers), tuple(scalers), modules, weights, half,
-        ),
-    )  # fmt: skip
-    return one(state, NONE)
 
 
 def autograd_backward(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
