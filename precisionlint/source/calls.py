@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -157,6 +158,8 @@ def call_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state:
             if isinstance(value, (Func, Partial)):
                 states = [after for before in states for after in call_back(it, instr, before, value)]
         return [(one, effects.result(it, one, instr, func, args)) for one in states]
+    if is_left_open(function):
+        return effects.call_unknown(it, state, instr, func, args)
     depth = it.frames[state.frame].depth
     recursive = sum(1 for _, node in state.stack if node is instr.at) >= 1
     if depth >= DEPTH or recursive:
@@ -173,6 +176,17 @@ def call_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state:
     results = follow(it, func, args, instr, state)
     repeats.remember(it, before, instr, results)
     return results
+
+
+def is_left_open(function: p.Function) -> bool:
+    """Whether a function is there to be overridden: all that it does is to raise NotImplementedError."""
+    body = function.node.body
+    if not isinstance(body, list):
+        return False
+    raised = body[-1].exc if isinstance(body[-1], ast.Raise) else None
+    raised = raised.func if isinstance(raised, ast.Call) else raised
+    documented = len(body) == 2 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+    return isinstance(raised, ast.Name) and raised.id == "NotImplementedError" and (len(body) == 1 or documented)
 
 
 def follow(it: Interpreter, func: Func, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
@@ -347,7 +361,9 @@ def instantiate(it: Interpreter, cls: Class, args: Args, instr: p.Call, state: S
     """An object of a class of the project."""
     if it.is_enum(state, cls):
         values = tuple(value for _, value in args)
-        return [(state, it.derived(("pure", cls, *values), f"{cls.cls.name}({', '.join(map(text_of, values))})", values))]
+        return [
+            (state, it.derived(("pure", cls, *values), f"{cls.cls.name}({', '.join(map(text_of, values))})", values))
+        ]
     obj = Obj(it.here(state, instr.at), cls)
     it.instantiated.add(cls.cls)
     state.allocate(obj, {})

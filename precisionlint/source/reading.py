@@ -262,9 +262,9 @@ def opens(wide: State, narrow: State, obj: Value) -> bool:
         return False
     given, had = wide.heap.get(obj, {}), narrow.heap.get(obj, {})
     return given.keys() == had.keys() and all(
-        isinstance(given[name], Sym) and given[name].key[0] == "param" and isinstance(had[name], (Const, Sym))
-        for name in given
-        if given[name] != had[name]
+        isinstance(value, Sym) and value.key[0] == "param" and isinstance(had[name], (Const, Sym))
+        for name, value in given.items()
+        if value != had[name]
     )
 
 
