@@ -15,6 +15,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+USUAL = {"torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "optim": "torch.optim", "np": "numpy"}
+"""What these names stand for where a star import brings them in from a file that is not read."""
+
 
 @dataclass(frozen=True)
 class Apis:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.source import program as p
+from precisionlint.source.apis import USUAL
 from precisionlint.source.evaluate import elements
 from precisionlint.source.project import ProjectModule
 from precisionlint.source.state import State
@@ -89,6 +90,7 @@ def do_import(it: Interpreter, instr: p.Import, state: State, after: list[State]
         return
     if path is None:
         if instr.name == "*":
+            bind_usual(it, state)
             return
         prefix = "." * instr.level + instr.module
         sep = "" if prefix.endswith(".") else "."
@@ -105,6 +107,8 @@ def do_import(it: Interpreter, instr: p.Import, state: State, after: list[State]
             it.bind_name(state, instr.alias or instr.name, module_value(it, submodule, instr.name))
         elif instr.name != "*":
             it.bind_name(state, instr.alias or instr.name, External(f"{instr.module}.{instr.name}", benign=True))
+        else:
+            bind_usual(it, state)
         return
     if instr.name != "*":
         it.bind_name(state, instr.alias or instr.name, Pending(path, instr.name, f"{instr.module}.{instr.name}"))
@@ -118,6 +122,14 @@ def do_import(it: Interpreter, instr: p.Import, state: State, after: list[State]
                 continue  # it comes from here
             if isinstance(name, str) and (name in public if public is not None else not name.startswith("_")):
                 it.bind_name(state, name, value)
+
+
+def bind_usual(it: Interpreter, state: State) -> None:
+    """``from x import *`` of a file that is not read: what everybody calls torch comes from there where nothing else binds it."""
+    scope = state.scope(state.frame)
+    for name, full in USUAL.items():
+        if name not in scope:
+            scope[name] = External(full)
 
 
 def resolve(it: Interpreter, state: State, pending: Pending) -> Value:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from precisionlint.dataclass import dataclass
 from precisionlint.findings import Place
+from precisionlint.source.apis import USUAL
 from precisionlint.valueflow import BOOL, INTEGERS, WEIGHTS, Value
 
 if TYPE_CHECKING:
@@ -80,6 +81,9 @@ class Source:
         for statement in flat(self.file.syntax.body):
             for name in made(statement):
                 found.setdefault(name, []).append(statement)
+        for statement in found.pop("*", ()):
+            for name in USUAL.keys() - found.keys():
+                found[name] = [statement]
         return found
 
 

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from precisionlint.source.apis import USUAL
 from precisionlint.source.flow import definitions
 from precisionlint.source.flow.heap import NOTHING, Class, Environment, Function
 from precisionlint.source.flow.joins import appended, element, join
@@ -233,6 +234,9 @@ def import_from(frame: Frame, node: ast.ImportFrom) -> None:
         if alias.name != "*":
             value = frame.flow.import_name(frame.source, node.module or "", node.level, alias.name)
             frame.names[alias.asname or alias.name] = value
+            continue
+        for name, full in USUAL.items():  # of a star import nothing else is known
+            frame.names.setdefault(name, Value("external", name=full))
 
 
 STATEMENTS: dict[type[ast.stmt], Callable[[Any, Any], None]] = {
