@@ -44,6 +44,8 @@ def passed_over(it: Interpreter, instr: p.If, state: State) -> bool:
     inert = inert_of(it, instr, it.module_of(state))
     if inert is None or not harmless(it, state, inert):
         return False
+    if instr.asked and isinstance(instr.test, p.Name):  # what an and, an or gives is asked by the branch that follows
+        state.scope(state.frame)[instr.test.slot] = it.site(state, (instr.at, "asked"), "…", PLAIN, ())
     for target in inert.targets:
         if isinstance(target, p.Name):
             state.scope(state.frame)[target.slot] = it.unknown((state.frame, target.slot), str(target.slot), PLAIN, [])

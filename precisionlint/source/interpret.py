@@ -481,8 +481,18 @@ class Interpreter:
                         if slot in state.frames.get(state.frame, ()):
                             scope = scope or state.scope(state.frame)
                             del scope[slot]
+            if len(after) > 1 and position + 1 < len(block.code):
+                after = self.passing(block.code[position + 1], after)
             states = self.merged(after, before=len(states)) if len(after) > 1 else after
         return Paths(states, exits)
+
+    def passing(self, check: p.Instr, states: list[State]) -> list[State]:
+        """The paths that get past a check that raises, if any does: those that fail it do not take their place among the few that go on."""
+        if not isinstance(check, p.If) or check.quiet or not isinstance(check.test, p.Name) or check.other.code:
+            return states
+        if not check.then.code or not isinstance(check.then.code[-1], p.Raise):
+            return states
+        return [one for one in states if truth(one, self.lookup(one, check.test.slot)) is not True] or states
 
     def merged(self, states: list[State], limit: int = 0, before: int = 1) -> list[State]:
         """The same paths in fewer states; ``before``: how many they were, above which differences that do not matter are forgotten."""

@@ -357,7 +357,7 @@ class Lowering:
             block.code.append(p.Assign(temp, right, node))
             empty = p.Block([])
             then, other = (block, empty) if conjunction else (empty, block)
-            self.code.append(p.If(temp, then, other, node, quiet=True))
+            self.code.append(p.If(temp, then, other, node, quiet=True, asked=self.testing))
         return temp
 
     def test(self, node: ast.expr) -> p.Expr:

@@ -201,16 +201,48 @@ def matching_lines(pattern: re.Pattern[str], text: str, starts: list[int]) -> li
     return [0, *accumulate(number in lines for number in range(1, len(starts)))]
 
 
+ASIDE = frozenset(
+    {
+        "self",
+        "torch",
+        "args",
+        "cfg",
+        "config",
+        "opt",
+        "len",
+        "int",
+        "str",
+        "bool",
+        "isinstance",
+        "hasattr",
+        "getattr",
+        "get",
+    }
+)
+"""Names in a test that say nothing of what it asks."""
+
+
 def identifiers_of(node: ast.AST | None) -> set[str]:
+    """The names that an expression asks for: of ``a.b.c`` the last, whose value it is."""
     found: set[str] = set()
-    for child in ast.walk(node) if node is not None else ():
+    todo = [node] if node is not None else []
+    while todo:
+        child = todo.pop()
         if isinstance(child, ast.Name):
             found.add(child.id)
         elif isinstance(child, ast.Attribute):
             found.add(child.attr)
+            holder: ast.AST = child.value
+            while isinstance(holder, ast.Attribute):
+                holder = holder.value
+            if isinstance(holder, ast.Name):
+                continue
+            todo.append(holder)
+            continue
         elif isinstance(child, ast.Constant) and isinstance(child.value, str) and child.value.isidentifier():
             found.add(child.value)
-    return found - {"self", "torch", "args", "cfg", "config", "opt"}
+        todo.extend(ast.iter_child_nodes(child))
+    return found - ASIDE
 
 
 def last_identifiers(target: ast.AST) -> set[str]:

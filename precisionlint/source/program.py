@@ -167,6 +167,7 @@ class If:
     other: Block
     at: Any
     quiet: bool = False  # a conditional expression or and/or: no branch that a reader would name
+    asked: bool = False  # and/or in a test: of its value only the truth matters
     filter: bool = False  # of a comprehension: what does not pass is not collected, and nothing else happens
 
 

@@ -144,7 +144,7 @@ def do_if(it: Interpreter, instr: p.If, state: State, after: list[State], exits:
     sides: list[tuple[str, list[State]]] = []
     test = evaluate(it, state, instr.test)
     undecided = truth(state, opened_up(it, test)) is None
-    if undecided and not instr.quiet and passed_over(it, instr, state):
+    if undecided and (instr.asked or not instr.quiet) and passed_over(it, instr, state):
         after.append(state)
         return
     # How many items pass a filter is unknown anyhow: those that do, do.
