@@ -18,7 +18,7 @@ from precisionlint.source.liveness import own_slots, walk
 from precisionlint.source.objects import is_container
 from precisionlint.source.outline import TRIGGER
 from precisionlint.source.state import State
-from precisionlint.source.values import PLAIN, Class, Func, Obj, Partial, Sym, Value, flow_of
+from precisionlint.source.values import PLAIN, Class, Func, Obj, Partial, Sym, Tensors, Value, flow_of
 
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
@@ -86,8 +86,8 @@ def is_model(it: Interpreter, value: Value | None) -> bool:
 
 
 def may_act(value: Value) -> bool:
-    """Whether an unread function that gets this value could do something to precision with it."""
-    return isinstance(value, (Func, Partial, Class)) or (isinstance(value, Obj) and not is_container(value))
+    """Whether what gets this value could do something to precision with it: a function, or a list of parameters."""
+    return isinstance(value, (Func, Partial, Class, Tensors)) or (isinstance(value, Obj) and not is_container(value))
 
 
 def inert_of(it: Interpreter, instr: p.If, module: ProjectModule) -> Inert | None:
