@@ -28,6 +28,7 @@ from precisionlint.events import (
     covers,
     overlap,
 )
+from precisionlint.findings import Confidence
 from precisionlint.valueflow import Called, Computed, Shows, Touched, Value, known_half, sources
 
 HALF = ("float16", "bfloat16")
@@ -238,14 +239,20 @@ def autocast_device_mismatch(state: None, event: Called) -> Iterator[Any]:
                 (),
             )
         return
+    as_text = device.op == "view" and device.name == "str"
     for source in sources(device, frozenset({"view", "either"})):  # no further: "cuda:0".split(":")[0] is the type
-        if source.op == "constructed" and source.name == "torch.device":
-            yield Hit(
-                "autocast-device-mismatch",
-                event.at,
-                "device_type is a torch.device here: autocast takes a string and raises ValueError; pass the device's .type",
-                (Seen(source.at, "the device"),),
-            )
+        owner = device_of(source)
+        if owner:
+            yield whole(event, source, f"that of {owner}")
+            return
+        if source.op == "input" and (source.ref == "torch.device" or (as_text and source.name == "device")):
+            if as_text:
+                yield whole(event, source, "as text", "likely")
+                return
+            yield not_text(event, source)
+            return
+        if source.op == "constructed" and source.name == "torch.device" and not as_text:
+            yield not_text(event, source)
             return
         if source.op == "constant" and isinstance(source.constant, str) and ":" in source.constant:
             yield with_index(event, source, repr(source.constant))
@@ -253,6 +260,46 @@ def autocast_device_mismatch(state: None, event: Called) -> Iterator[Any]:
         if source.op == "text" and re.match(r"(?:cuda|xpu|npu|hip):", source.name):
             yield with_index(event, source, repr(source.name + "…"))
             return
+
+
+OWNERS = re.compile(
+    r"(?:self\.)?(?:\w*model|module|net|x\w?|inputs?|images?|imgs?|tensors?|\w*_states|logits|query|latents?|samples?|feat\w*)$"
+)
+PRETRAINED = re.compile(r"\.Auto(?:Model\w*)\.from_|Model\.from_pretrained$|For\w+\.from_pretrained$")
+"""What has a device that is a torch.device: models and tensors, not the settings of a run."""
+
+
+def device_of(value: Value) -> str:
+    """Whose device a value is, in words: a tensor's, or a model's; empty where it is none, or that of something else."""
+    if value.name != "device":
+        return ""
+    if value.op == "size" and value.inputs and OWNERS.match(value.inputs[0].name):
+        return f"'{value.inputs[0].name}'"
+    if value.op == "unknown" and isinstance(value.ref, tuple) and value.ref[0] == "attribute":
+        owner = value.ref[1]
+        if isinstance(owner, Value) and owner.op == "constructed" and PRETRAINED.search(owner.name):
+            return "a pretrained model"
+    return ""
+
+
+def not_text(event: Called, device: Value) -> Hit:
+    return Hit(
+        "autocast-device-mismatch",
+        event.at,
+        "device_type is a torch.device here: autocast takes a string and raises ValueError; pass the device's .type",
+        (Seen(device.at, "the device"),) if device.at is not None else (),
+    )
+
+
+def whole(event: Called, device: Value, which: str, confidence: Confidence = "certain") -> Hit:
+    return Hit(
+        "autocast-device-mismatch",
+        event.at,
+        f"device_type is a whole device, {which}, with its index if it has one: autocast takes a type; a torch.device raises ValueError, and "
+        "for 'cuda:0' older versions of torch raise RuntimeError; pass the device's .type",
+        (Seen(device.at, "the device"),) if device.at is not None else (),
+        confidence=confidence,
+    )
 
 
 def with_index(event: Called, device: Value, text: str) -> Hit:

@@ -22,6 +22,7 @@ from precisionlint.source.flow.words import (
     VERSION,
     annotated,
     ast_name,
+    is_device,
     is_number,
     is_property,
     is_static,
@@ -130,7 +131,8 @@ class Frame:
                 return Value("input", (), UNKNOWN, self.at(param), param.arg)
         known_dtypes = annotated(param.annotation)
         follows = frozenset({f"~{param.arg}"}) if known_dtypes is None else known_dtypes
-        return Value("input", (), follows, self.at(param), param.arg)
+        kind = "torch.device" if is_device(param.annotation) else None
+        return Value("input", (), follows, self.at(param), param.arg, ref=kind)
 
     def decorators(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         for decorator in node.decorator_list:

@@ -30,7 +30,9 @@ def builtin(frame: Frame, name: str, args: list[Value], node: ast.Call) -> Value
             return Value("number", tuple(args), NUMBER, frame.at(node))
         case "str" if args:
             named = args[0].inputs if args[0].op == "constructed" and args[0].name == "torch.device" else args
-            return named[0] if named else NOTHING
+            if not named or named[0].op == "constant":
+                return named[0] if named else NOTHING
+            return Value("view", (named[0],), named[0].dtypes, frame.at(node), "str")
         case "super":
             if frame.owner is not None and frame.owner.bases:
                 base = frame.owner.bases[0]

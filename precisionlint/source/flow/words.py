@@ -105,6 +105,11 @@ def annotated(node: ast.expr | None) -> Dtypes | None:
     return None if name == "FloatTensor" else PLAIN_TYPES.get(name)
 
 
+def is_device(node: ast.expr | None) -> bool:
+    """Whether an annotation says ``torch.device``."""
+    return isinstance(node, ast.Attribute) and node.attr == "device" and ast_name(node.value) == "torch"
+
+
 def called_names(syntax: ast.Module) -> set[str]:
     """The names that a file calls, as functions or methods."""
     found: set[str] = set()
