@@ -244,6 +244,32 @@ def test_layers_that_nobody_read_give_what_layers_give_and_operands_of_a_product
     assert found.returned("outside") == only("?")
 
 
+def test_what_an_object_calls_its_model_gives_what_a_model_gives(code: Code):
+    found = code("""
+    from somewhere import build
+
+    class Recipe:
+        def setup(self, config):
+            self._model = build(config)
+
+        def step(self, tokens):
+            return self._model(tokens)
+
+        def teacher(self, tokens):
+            return self.reference_model(tokens)
+
+        def names(self):
+            return self.model()
+
+        def scores(self, tokens):
+            return self.tables(tokens)
+    """)
+    assert found.returned("step") == only("~model()")
+    assert found.returned("teacher") == only("~model()")
+    assert found.returned("names") == only("?")
+    assert found.returned("scores") == only("?")
+
+
 def test_lists_that_grow_hold_what_was_appended(code: Code):
     found = code("""
     def of_two(x):
