@@ -338,7 +338,9 @@ def of_one(top: Value, summed: Value) -> bool:
 
 
 PRODUCTS = frozenset({"matmul", "linear", "layer"})
-DECAY = re.compile(r"[Aa]_?log|decay|dt_bias|log_(?:a|lambda|dt|step)|lambda")
+DECAY = re.compile(
+    r"[Aa]_?log|log_?A|inv_A|a_param|decay|dt_bias|(?:nu|theta|gamma)_log|log_(?:a|lambda|dt|step)|lambda"
+)
 
 
 @FAMILY.rule("exp-in-half", Computed)

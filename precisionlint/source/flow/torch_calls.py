@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from precisionlint.events import Region
 from precisionlint.source.flow import ops
 from precisionlint.source.flow.heap import NOTHING
+from precisionlint.source.flow.joins import element
 from precisionlint.valueflow import (
     BOOL,
     HALF,
@@ -234,6 +235,9 @@ def compute(frame: Frame, name: str, inputs: list[Value], options: dict[str, Val
             lists = lists[0].inputs
         parts = tuple(part for each in lists for part in (each.inputs if each.op in ("tuple", "many") else (each,)))
         return Value("stack", parts, promote_values(parts), at, name)
+    if name == "_foreach_norm" and inputs:
+        norm = frame.made("norm", [element(inputs[0], at), *inputs[1:]], own, node, name, options)
+        return Value("many", (norm,), norm.dtypes, at)
     if name == "_int_mm" and inputs:
         return frame.made("matmul", inputs, INT32, node, name, options)
     if name in ops.PROMOTING and inputs:
