@@ -81,6 +81,14 @@ def weighted(model, y):
     return F.cross_entropy(model(y).flatten(0, 1), y.flatten())
 """
 
+SQUARES = """
+import torch.nn.functional as F
+
+
+def weighted(model, y):
+    return F.mse_loss(model(y), y, reduction="none")
+"""
+
 CRITERION = """
 import torch
 
@@ -170,6 +178,7 @@ def test_arithmetic_of_a_library_that_handles_no_dtypes_is_possible(tmp_path: Pa
         (ATTENTION, "scale-after-matmul"),
         (LOGITS, "softmax-in-half"),
         (LOSS, "loss-on-half-logits"),
+        (SQUARES, "loss-on-half-logits"),
         (CRITERION, "loss-on-half-logits"),
         (GRID, "half-arange"),
         (PARTS, "softmax-in-half"),
@@ -186,7 +195,7 @@ def test_what_callers_or_values_decide_is_possible_even_under_autocast(tmp_path:
     assert grades(found(tmp_path, select=["all"])) == {(rule, "possible", "info")}
 
 
-@pytest.mark.parametrize("module", [SOFTMAX, OWN, ATTENTION, LOGITS, LOSS, CRITERION, GRID])
+@pytest.mark.parametrize("module", [SOFTMAX, OWN, ATTENTION, LOGITS, LOSS, SQUARES, CRITERION, GRID])
 def test_a_program_that_trains_in_fp32_decides_itself(tmp_path: Path, module: str) -> None:
     project(tmp_path, region=FP32, library=module)
     assert found(tmp_path, select=["all"]) == []

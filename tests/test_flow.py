@@ -246,7 +246,7 @@ def test_layers_that_nobody_read_give_what_layers_give_and_operands_of_a_product
 
 def test_what_an_object_calls_its_model_gives_what_a_model_gives(code: Code):
     found = code("""
-    from somewhere import build
+    from somewhere import build, prepare
 
     class Recipe:
         def setup(self, config):
@@ -263,11 +263,16 @@ def test_what_an_object_calls_its_model_gives_what_a_model_gives(code: Code):
 
         def scores(self, tokens):
             return self.tables(tokens)
+
+    def script(config, x):
+        unet = prepare(build(config))
+        return unet(x)
     """)
-    assert found.returned("step") == only("~model()")
-    assert found.returned("teacher") == only("~model()")
+    assert found.returned("step") == only("~_model()")
+    assert found.returned("teacher") == only("~reference_model()")
     assert found.returned("names") == only("?")
     assert found.returned("scores") == only("?")
+    assert found.returned("script") == only("~unet()")
 
 
 def test_lists_that_grow_hold_what_was_appended(code: Code):

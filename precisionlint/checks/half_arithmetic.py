@@ -307,7 +307,7 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
         )
 
 
-LOGITS = re.compile(r"logits?$|^(?:chosen|rejected?)_rewards?$|^preds?$|^predictions?$")
+LOGITS = re.compile(r"logits?$|^(?:chosen|rejected?)_rewards?$|(?:^|_)pred(?:s|ictions?)?$")
 
 
 def logits(value: Value) -> bool:

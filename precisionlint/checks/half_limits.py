@@ -160,7 +160,7 @@ def from_zero(value: Value) -> bool:
 @FAMILY.rule("loss-on-half-logits", Computed)
 def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
     value, scope = event.value, event.scope
-    if value.op not in ("cross_entropy", "criterion") or not value.inputs or not trains(scope):
+    if value.op not in LOSSES or not value.inputs or not trains(scope):
         return
     given, half = value.inputs[0], known_half(value.inputs[0].dtypes)
     if scope.region is not None and scope.region.device != "cuda":  # CPU's autocast lifts it
@@ -173,10 +173,17 @@ def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
     # What a model gives may be anything, and so is what a criterion from elsewhere does with it.
     if scope.enabled is not False and (half or may_be_half(given.dtypes)) and logits(given):
         message = of_logits(given)
+        if value.op == "loss":
+            if not may_be_half(value.dtypes):  # autocast lifts it
+                return
+            message = f"{value.name} of {short(given.dtypes)} predictions: differences and their mean are rounded; cast them to float first"
         if value.op == "criterion":
             message = f"'{value.name}' is given {short(given.dtypes)} logits: unless it widens them its loss is rounded; cast them to float first"
         needs = (TRAINING, Shows("half"))
         yield hit("loss-on-half-logits", value, "possible", message, needs, logits_at(given))
+
+
+LOSSES = frozenset({"cross_entropy", "criterion", "loss"})
 
 
 def of_logits(given: Value) -> str:

@@ -370,6 +370,8 @@ class Frame:
     ) -> Value:
         if func.op in HANDED and len(args) > 1 and CRITERION.search(ast_name(node.func)):
             return self.made("criterion", args, UNKNOWN, node, ast_name(node.func), options)
+        if func.op in HANDED and args and torch_calls.MODEL.search(ast_name(node.func)):
+            return torch_calls.model(self, args, node, ast_name(node.func))
         match func.op:
             case "function":
                 receiver = func.inputs[0] if func.inputs else None

@@ -128,15 +128,14 @@ MODEL = re.compile(r"^_?(?:model|net|network|module|transformer|encoder|decoder|
 
 
 def model(frame: Frame, args: list[Value], node: ast.Call, name: str) -> Value:
-    dtypes = UNKNOWN if asks_for_wide(frame.scope) else frozenset({"~model()"})
+    """A call of what the program calls a model, whoever has built it."""
+    dtypes = UNKNOWN if asks_for_wide(frame.scope) else frozenset({f"~{name}()"})
     return Value("layer", tuple(args), dtypes, frame.at(node), name)
 
 
 def built_layer(frame: Frame, made: Value, args: list[Value], node: ast.Call) -> Value:
     """A call of what a function nobody read, or a class that was passed in, has built for a module: a layer by its name."""
     name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-    if args and MODEL.search(name):
-        return model(frame, args, node, name)
     called = f"{name} {made.name.rpartition('.')[2]}"
     follows = bool(args) and may_be_half(args[0].dtypes)
     if frame.scope.kind != "module" or not follows or OTHERS.search(called):
@@ -186,8 +185,6 @@ def method(frame: Frame, obj: Value, name: str, args: list[Value], options: dict
     value = compute(frame, name, [obj, *args], options, node)
     if value is not None:
         return value
-    if obj.op == "instance" and args and MODEL.search(name):  # a method that nobody read has built it
-        return model(frame, args, node, name)
     made = Value("constructed", (obj, *args), UNKNOWN, frame.at(node), f".{name}", options=options)
     frame.tell(Called(made.at, (), made, frame.scope))
     # A method of a model or a batch: what it gives follows the model, like a layer's output.
