@@ -226,7 +226,7 @@ def test_programs_get_the_fixes_as_edits(tmp_path: Path, capsys: pytest.CaptureF
     arguments = ["check", str(tmp_path / "steps.py"), "--isolated", "--no-cache"]
     main([*arguments, "--format", "json"])
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
-    edit = {"line": 5, "column": 40, "end_line": 5, "end_column": 48, "text": "float32"}
+    edit = {"line": 5, "column": 40, "end_line": 5, "end_column": 48, "cell": 0, "text": "float32"}
     assert finding["fix"]["edits"][0] == edit
     assert finding["fix"]["safe"] is False
     main([*arguments, "--format", "sarif"])
