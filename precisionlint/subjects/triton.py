@@ -34,7 +34,7 @@ from precisionlint.subjects.triton_values import (
 
 NOT_FOLLOWING = re.compile(
     r"mean|std|var|lse|delta|max|sum|scale|norm|inv|stat|acc|part|tmp|buf|ws|work|lock|count|idx|ind|len|seq|mask|pos|off|num|label|target|split|start|end|cu_|rank|"
-    r"expert|id(?:s|_|$)|size|freq|cos|sin|loss|prob|score_bias|beta|decay|gate|state|hist|lut|table|(?:^|_)[mldLMDg](?:_|$)",
+    r"expert|id(?:s|_|$)|size|freq|cos|sin|loss|prob|score_bias|beta|decay|gate|state|hist|lut|table|(?:^|_)a?dt(?:_|$)|(?:^|_)[mldLMDg](?:_|$)",
     re.IGNORECASE,
 )
 """Pointers whose numbers are fp32 or integers whatever the caller's tensors are, by their names."""
