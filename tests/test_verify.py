@@ -48,6 +48,10 @@ def careless(x):
     codes, scales = launch(x.contiguous())
     return codes, scales * 1.01
 
+def particular(x):
+    assert x.shape[1] % 128 == 0, "whole blocks alone"
+    return launch(x)
+
 def shapeless(x):
     return launch(x)[0]
 
@@ -123,6 +127,13 @@ def test_a_floor_that_shows_and_inputs_that_can_be_declared_away_are_told(tmp_pa
     assert last in list(verified.render(kept))
     declared = {"floor": "1e-10", "strides": "contiguous"}
     assert interpreted(f"{path}:launch", contract="quantize_1x128", options=declared).exit_code == 0
+
+
+def test_a_launcher_that_raises_on_some_inputs_breaks_its_contract_there(kernels: Path) -> None:
+    (outcome,) = interpreted(f"{kernels}:particular", contract="quantize_1x128", options={"floor": "1e-10"}).outcomes
+    broken = [tried for tried in outcome.tried if tried.violations]
+    assert {tried.case.partition(",")[0] for tried in broken} == {"ragged"}
+    assert {violation.clause for tried in broken for violation in tried.violations} == {"raises"}
 
 
 def test_a_launcher_of_another_form_is_told_what_is_expected(kernels: Path) -> None:
@@ -241,10 +252,11 @@ def test_a_launcher_that_takes_its_process_along_or_never_returns_costs_no_other
         f"{path}:nameless: no contract is called 'quantise'; did you mean 'dequantize'?",
         place.format("said nothing for 10 s and was stopped (--timeout)", "hangs"),
     )
-    said = {outcome.kernel.rpartition(":")[2]: outcome.tried[0].violations[0].got for outcome in verification.outcomes}
+    said = {outcome.kernel.rpartition(":")[2]: outcome.refused for outcome in verification.outcomes}
     assert list(said) == ["quits", "reads"]
-    assert said["quits"].startswith("SystemExit: no GPU")
-    assert said["reads"].startswith("EOFError")
+    everywhere = "it raises on each of 8 inputs, which lie on the CPU here: "
+    assert said["quits"].startswith(f"{everywhere}SystemExit: no GPU (at ")
+    assert said["reads"].startswith(f"{everywhere}EOFError")
     assert verification.exit_code == 2
 
 

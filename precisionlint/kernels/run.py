@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,9 @@ from precisionlint.kernels.inputs import Case
 from precisionlint.kernels.interpreter import OutOfBoundsError, RefusedError
 from precisionlint.kernels.native import placed
 from precisionlint.kernels.outcome import Tried, Violation
+
+RAISES = "raises"
+"""The clause that a launcher breaks which raises: nothing was judged."""
 
 
 def try_case(
@@ -49,6 +52,14 @@ def try_case(
         ]
     leave_out = [*([] if case.contiguous else ["strides=contiguous"]), *([] if case.aligned else ["shapes=aligned"])]
     return Tried(case.name, tuple(violations), time.perf_counter() - start, tuple(leave_out))
+
+
+def only_raises(tried: Sequence[Tried]) -> str:
+    """What a launcher raised first, where it raised on every input; else empty."""
+    clauses = {broken.clause for each in tried for broken in each.violations}
+    if clauses != {RAISES} or not all(each.violations for each in tried):
+        return ""
+    return tried[0].violations[0].got
 
 
 def place_of(launch: Callable[..., Any]) -> tuple[str, int]:
@@ -89,11 +100,17 @@ def _failure(error: BaseException, inputs: tuple[Tensor, ...]) -> Violation:
     if isinstance(root, NotImplementedError) and "interpreter" in str(root):
         raise RefusedError(f"{root}; use the compile mode") from error
     where = _where(root)
-    text = str(root).partition("\n")[0] or type(root).__name__
+    text = str(root).partition("\n")[0]
     if isinstance(root, OutOfBoundsError):
         return Violation("memory", f"it {text}{where}", "its own tensors only")
     shapes = ", ".join(f"{tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for each in inputs)
-    return Violation("returns", f"{type(root).__name__}: {text}{where}", f"a result for {shapes}")
+    return Violation(RAISES, f"{named(root)}{where}", f"a result for {shapes}")
+
+
+def named(error: BaseException) -> str:
+    """What an error is and says, in one line."""
+    text = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _where(error: BaseException) -> str:

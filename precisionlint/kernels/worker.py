@@ -120,7 +120,7 @@ def _subjects(request: dict[str, Any]) -> Iterator[Any]:
 def _one(subject: Any, request: dict[str, Any], order: int, answers: TextIO) -> None:
     from precisionlint.kernels import contracts
     from precisionlint.kernels.interpreter import RefusedError
-    from precisionlint.kernels.run import place_of, try_case
+    from precisionlint.kernels.run import only_raises, place_of, try_case
 
     contract = contracts.find(subject.contract)
     options = contract.resolve(subject.options)
@@ -134,6 +134,9 @@ def _one(subject: Any, request: dict[str, Any], order: int, answers: TextIO) -> 
         except RefusedError as error:
             refused = str(error)
             break
+    if not refused and (raised := only_raises(tried)):
+        refused = f"it raises on each of {len(tried)} inputs, which lie on the CPU here: {raised}"
+        tried = []
     if request["deep"] and not refused:
         from precisionlint.kernels.deep import search
 
@@ -154,7 +157,7 @@ def _no_gpu() -> str:
 
 def _native(subject: Any, request: dict[str, Any], order: int, answers: TextIO) -> None:
     from precisionlint.kernels import contracts, native
-    from precisionlint.kernels.run import place_of, try_case
+    from precisionlint.kernels.run import named, place_of, try_case
 
     contract = contracts.find(subject.contract)
     options = native.options_here(contract, subject.options)
@@ -179,7 +182,7 @@ def _native(subject: Any, request: dict[str, Any], order: int, answers: TextIO) 
         for measured in native.speeds(subject.name, subject.launch, contract, options):
             _say(answers, {"measured": asdict(measured), "order": order})
     except Exception as error:  # such as no memory left: what the contract said stands
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        text = named(error)
         _say(answers, {"error": f"{subject.name}: its speed could not be measured: {text}"})
         if native.lost(text):
             raise _DeviceLostError from error
@@ -188,6 +191,7 @@ def _native(subject: Any, request: dict[str, Any], order: int, answers: TextIO) 
 def _compile(subject: Any, request: dict[str, Any], order: int, answers: TextIO) -> None:
     from precisionlint.kernels import contracts
     from precisionlint.kernels.compiled import compile_for, launches
+    from precisionlint.kernels.run import named
 
     contract = contracts.find(subject.contract)
     inputs = next(contract.cases(contract.resolve(subject.options))).make()
@@ -195,8 +199,7 @@ def _compile(subject: Any, request: dict[str, Any], order: int, answers: TextIO)
     try:
         caught = launches(subject.launch, inputs)
     except BaseException as error:  # whatever a launcher raises, sys.exit among it
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        _say(answers, {"error": f"{subject.name}: raised before it launched a kernel: {text}"})
+        _say(answers, {"error": f"{subject.name}: raised before it launched a kernel: {named(error)}"})
         return
     if not caught:
         _say(answers, {"error": f"{subject.name}: launches no Triton kernel"})
@@ -210,7 +213,7 @@ def _compile(subject: Any, request: dict[str, Any], order: int, answers: TextIO)
 def _prove(request: dict[str, Any], answers: TextIO) -> None:
     from precisionlint.kernels import contracts
     from precisionlint.kernels.planted import planted
-    from precisionlint.kernels.run import try_case
+    from precisionlint.kernels.run import RAISES, try_case
 
     names = request["kernels"]
     wanted = [kernel for kernel in planted() if names is None or kernel.name in names]
@@ -220,7 +223,9 @@ def _prove(request: dict[str, Any], answers: TextIO) -> None:
         _say(answers, {"order": order, "kernel": kernel.name, "case": kernel.fault or "no fault"})
         tried = [try_case(kernel.launch, contract, case, options) for case in contract.cases(options)]
         # A launcher that raises proves nothing: only results that were judged count.
-        caught = tuple(each.case for each in tried if any(broken.clause != "returns" for broken in each.violations))
+        caught = tuple(
+            each.case for each in tried if any(broken.clause not in (RAISES, "returns") for broken in each.violations)
+        )
         seconds = sum(each.seconds for each in tried)
         proof = Proof(kernel.name, contract.name, kernel.fault, caught, len(tried), seconds)
         _say(answers, {"proof": asdict(proof), "order": order})

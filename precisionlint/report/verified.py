@@ -120,8 +120,10 @@ def _outcome(outcome: Outcome, verbose: bool) -> Iterator[str]:
         elif verbose:
             yield f"  kept: {tried.case} ({tried.seconds:.2f} s)"
     if broken and all(tried.leave_out for tried in broken):
-        options = sorted({option for tried in broken for option in tried.leave_out})
-        yield f"  not broken on other inputs: a launcher that is not made for these declares {' and '.join(options)}"
+        each = [set(tried.leave_out) for tried in broken]
+        enough = set.intersection(*each)
+        options = " or ".join(sorted(enough)) if enough else " and ".join(sorted(set.union(*each)))
+        yield f"  not broken on other inputs: a launcher that is not made for these declares {options}"
 
 
 def _tried(tried: Tried) -> Iterator[str]:
