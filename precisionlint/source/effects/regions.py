@@ -110,6 +110,13 @@ def enter(it: Interpreter, state: State, context: Value, instr: p.With) -> Itera
     if isinstance(context, Obj) and context.cls == External("scale_loss"):
         yield state, state.heap[context]["loss"], lambda _: None
         return
+    if isinstance(context, Sym):
+        chosen = choices(it, state, context)
+        if all(isinstance(value, Obj) for _, value in chosen):  # one of several, by a name that is not known
+            for branch, value in chosen:
+                assert value is not None
+                yield from enter(it, branch, value, instr)
+            return
     if isinstance(context, Sym) and AUTOCAST_NAME.search(context.text):
         saved = state.regions
         state.regions = (*saved, UNSURE)
