@@ -189,6 +189,7 @@ class Reader:
         bases = [one for one, _ in made]
         for one in bases:
             one.pins = (obj,)
+            self.forget(one, obj, definition)
         training = []
         methods = list(self.class_methods(bases[0], cls))
         driving = drivers(methods) if alone else frozenset()
@@ -213,6 +214,15 @@ class Reader:
             if "backward" in method.module.words(method.function):
                 self.run_method(self.thin(after), method, obj, again=True)
         return []
+
+    def forget(self, state: State, obj: Value, definition: p.ClassDef) -> None:
+        """What a method that is never run sets: the constant that ``__init__`` gives it stands only until somebody calls that method."""
+        own = state.heap.get(obj, {})
+        for method in definition.methods:
+            if method.name == "__init__" or self.module.is_relevant(method):
+                continue
+            for name in sorted(name for name in assigned(method) if isinstance(own.get(name), Const)):
+                state.attributes(obj)[name] = self.it.derived(("attr", obj, name), f"self.{name}", ())
 
     def is_inner(self, method: Func) -> bool:
         """Whether a method is one that others of its class have called, and nobody else is meant to."""
@@ -240,6 +250,18 @@ class Reader:
                 receiver = obj.cls
             after.extend(self.call(start, Func(method.function, method.module, method.frame, receiver, method.owner)))
         return self.thin(after, 2 * ROOT_STATES)
+
+
+def assigned(method: p.Function) -> set[str]:
+    """The attributes of its object that a method sets."""
+    return {
+        node.attr
+        for node in ast.walk(method.node)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
 
 
 def drivers(methods: list[Func]) -> frozenset[p.Function]:
