@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from precisionlint.audit_judging import configuration_names, judge
 from precisionlint.audit_report import AuditReport, Judged
 from precisionlint.dataclass import dataclass
+from precisionlint.errors import InputError
 from precisionlint.findings import Finding
 
 
@@ -78,22 +80,40 @@ def _read(paths: Sequence[str], assume: Mapping[str, Any] | None = None) -> tupl
 
 
 def _source(target: str, module: bool) -> str | None:
-    """The file of a script or a module; None where there is none."""
+    """The file of a script or a module; None for a module without one. Raises InputError where there is no module, or
+    a package that cannot be run.
+    """
     if not module:
         return target
-    import sys
-    from importlib.util import find_spec
+    found = _spec(target)
+    if found is None:
+        raise InputError(f"-m {target}: no such module")
+    if found.submodule_search_locations is not None:
+        found = _spec(f"{target}.__main__")
+        if found is None:
+            raise InputError(f"-m {target}: a package without __main__.py")
+    return os.path.relpath(found.origin) if found.has_location and found.origin is not None else None
 
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Where a module lies, without importing its packages: they run with the script."""
+    import sys
+
+    path: Sequence[str] | None = None
+    found: ModuleSpec | None = None
+    parts = name.split(".")
     sys.path.insert(0, os.getcwd())
     try:
-        spec = find_spec(target)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = find_spec(f"{target}.__main__")
-    except (ImportError, ValueError):
-        return None
+        for number in range(1, len(parts) + 1):
+            dotted = ".".join(parts[:number])
+            finders = (finder.find_spec(dotted, path) for finder in sys.meta_path)
+            found = next((spec for spec in finders if spec is not None), None)
+            if found is None:
+                return None
+            path = found.submodule_search_locations or []
     finally:
         sys.path.pop(0)
-    return None if spec is None or not spec.has_location or spec.origin is None else os.path.relpath(spec.origin)
+    return found
 
 
 def lines(audited: Audited, *, format: str, color: bool, all: bool, width: int) -> Iterator[str]:
@@ -104,10 +124,12 @@ def lines(audited: Audited, *, format: str, color: bool, all: bool, width: int) 
         yield json.dumps(to_dict(audited), indent=2)
         return
     from precisionlint.report.audit_text import read_lines, render
-    from precisionlint.report.text import paint
+    from precisionlint.report.text import counted, paint
 
     if audited.report is None:
-        said = f"step {audited.step} never came: {audited.script} {audited.ended} after {audited.steps}"
+        said = (
+            f"step {audited.step} never came: {audited.script} {audited.ended} after {counted(audited.steps, 'step')}"
+        )
         yield paint(f"audit of {audited.script}: {said}", "warning", color)
         yield from read_lines(audited.read, color, width)
     else:

@@ -340,6 +340,15 @@ class _Reader:
             raise self.wrong(key, f"{key} must be a table, not {_toml(value)}")
         return value
 
+    def policy(self, key: str, value: Any) -> Mapping[str, Any]:
+        """Only looked through here: who measures makes something of it."""
+        table = self.table(key, value)
+        if table:
+            from precisionlint.policy import overrides
+
+            overrides(self.path, self.text, table)
+        return table
+
     def lists(self, key: str, value: Any) -> Mapping[str, tuple[str, ...]]:
         return {
             pattern: self.words(pattern, names if isinstance(names, list) else [names])
@@ -385,6 +394,6 @@ KEYS: Mapping[str, Callable[[_Reader, str, Any], Any]] = {
     "frameworks": _Reader.contracts,
     "baseline": _Reader.word,
     "cache-dir": _Reader.word,
-    "policy": _Reader.table,
+    "policy": _Reader.policy,
 }
 """The keys of a configuration and the form of their values."""

@@ -6,6 +6,7 @@ family or an op and below a module's path. It knows names of ops and dtypes as t
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,7 @@ from typing import Any
 from precisionlint import catalogue
 from precisionlint.config import Configuration
 from precisionlint.dataclass import dataclass
+from precisionlint.errors import InputError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,7 +46,7 @@ STORAGE = "storage"
 UNKNOWN = "unknown"
 
 
-class PolicyError(ValueError):
+class PolicyError(InputError):
     """A policy table that cannot be used; the message names the file, the line and what is wrong."""
 
 
@@ -96,6 +98,13 @@ class Policy:
             ):
                 return family
         return None
+
+    def knows(self, target: str) -> bool:
+        """Whether a name is that of a family, or of an op of one."""
+        return any(
+            target == family.name or any(fnmatchcase(target, pattern) for pattern in family.ops)
+            for family in self.families
+        )
 
     def requirement(self, family: Family, op: str, module: str) -> Requirement:
         """What is required of an op in a module: the family's, then the project's own, the narrower the later."""
@@ -156,14 +165,14 @@ def load() -> Policy:
 def of_project(start: Path) -> Policy:
     """The table with the overrides of a project: those of the settings that hold in a folder (see ``config``).
 
-    Raises PolicyError where those are wrong, config.ConfigError where the settings are.
+    Raises PolicyError where those are wrong (reading the settings does), config.ConfigError where others are.
     """
     policy = load()
     settings = Configuration().of_folder(start.resolve())
     if settings.source is None or not settings.policy:
         return policy
     text, _ = _read(settings.source)
-    return Policy(policy.families, tuple(_overrides(settings.source, text, settings.policy, policy)))
+    return Policy(policy.families, overrides(settings.source, text, settings.policy))
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:
@@ -203,28 +212,31 @@ def _family(path: Path, text: str, name: str, value: Any) -> Family:
     )
 
 
+def overrides(path: Path, text: str, section: Mapping[str, Any]) -> tuple[Override, ...]:
+    """What a project's section asks for; ``text`` is the file that holds it. Raises PolicyError."""
+    return tuple(_overrides(path, text, section, load()))
+
+
 def _overrides(path: Path, text: str, section: Mapping[str, Any], policy: Policy) -> Iterable[Override]:
-    names = {family.name for family in policy.families}
     for key, value in section.items():
         if not isinstance(value, dict):
             raise _wrong(path, text, key, 'is no table such as { accumulation = "float32" }', key)
-        if all(not isinstance(each, dict) for each in value.values()):
-            if "." in key or ("*" in key and key not in names):
+        inner = any(isinstance(each, dict) for each in value.values())
+        if not inner and ("." in key or "*" in key) and not policy.knows(key):
+            told = 'is a module\'s path: give it families or ops, such as { softmax = { input = "float32" } }'
+            raise _wrong(path, text, key, told, key)
+        for target, requires in value.items() if inner else [(key, value)]:
+            name = f"{key}.{target}" if inner else key
+            if not isinstance(requires, dict):
                 raise _wrong(
-                    path,
-                    text,
-                    key,
-                    'is a module\'s path: give it families or ops, such as { softmax = { input = "float32" } }',
-                    key,
+                    path, text, key, f"'{target}' is no table such as {{ accumulation = \"float32\" }}", target
                 )
-            yield Override(key, "", _requires(path, text, key, value))
-        else:
-            for target, requires in value.items():
-                if not isinstance(requires, dict):
-                    raise _wrong(
-                        path, text, key, f"'{target}' is no table such as {{ accumulation = \"float32\" }}", target
-                    )
-                yield Override(target, key, _requires(path, text, f"{key}.{target}", requires))
+            if not policy.knows(target):
+                names = [family.name for family in policy.families]
+                near = "".join(f"; did you mean '{each}'?" for each in difflib.get_close_matches(target, names, 1))
+                told = f"is neither a family nor an op of the table{near}"
+                raise _wrong(path, text, target, told, target)
+            yield Override(target, key if inner else "", _requires(path, text, name, requires))
 
 
 def _requires(path: Path, text: str, name: str, value: Mapping[str, Any]) -> dict[str, str]:
@@ -239,14 +251,17 @@ def _requires(path: Path, text: str, name: str, value: Mapping[str, Any]) -> dic
 
 
 def _wrong(path: Path, text: str, name: str, what: str, word: str = "") -> PolicyError:
-    """An error with the line of the word that is wrong, looked for from its table's heading on."""
-    lines = text.splitlines()
-    last = name.rpartition(".")[2]
-    first = next(
-        (number for number, line in enumerate(lines) if re.search(rf"(?<![\w-]){re.escape(last)}(?![\w-])", line)), 0
-    )
-    number = next((number for number in range(first, len(lines)) if not word or word in lines[number]), first)
+    """An error with the line of the word that is wrong, looked for from its table's heading on, comments aside."""
+    lines = ["" if line.lstrip().startswith("#") else line for line in text.splitlines()]
+    first = 0
+    for part in ("policy", *name.rpartition(".")[::2]):
+        first = next((at for at in range(first, len(lines)) if part and _stands(part, lines[at])), first)
+    number = next((at for at in range(first, len(lines)) if not word or word in lines[at]), first)
     return PolicyError(f"{path}:{number + 1}: policy: '{name}' {what}")
+
+
+def _stands(word: str, line: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", line) is not None
 
 
 def _below(module: str, pattern: str) -> bool:

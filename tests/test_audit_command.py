@@ -30,10 +30,17 @@ def test_a_fault_is_measured_in_the_second_step_and_confirms_what_check_read(aud
     assert ran.err.splitlines() == [f"trained step {step} __main__ ['--fp16']" for step in (1, 2)]
 
 
+def test_a_region_is_left_on_its_with_also_where_it_was_entered_before_the_window(audit: Audit):
+    ran = audit(TRAINER, "--fp16", options=JSON)
+    line = TRAINER[: TRAINER.index("    with torch.autocast")].count("\n") + 1
+    regions = [each["place"]["line"] for each in ran.json["report"]["order"] if "autocast" in each["what"]]
+    assert regions == [line] * 3  # entered, left, and entered again by the next iteration
+
+
 def test_a_step_that_never_comes_is_said_plainly_and_is_no_finding(audit: Audit):
     ran = audit(TRAINER, "--steps", "1")
     assert ran.code == 3
-    assert "step 2 never came" in ran.out
+    assert "step 2 never came: train.py ended by itself after 1 step\n" in ran.out
     assert "the script's end" in ran.err
 
 
@@ -49,6 +56,7 @@ def test_an_exception_of_the_script_is_told_apart_from_findings(audit: Audit):
     ran = audit(source, "--fp16", options=("--step", "1"))
     assert ran.code == 3
     assert "train.py raised OSError: disk full" in ran.out
+    assert ran.out.startswith("audit of train.py, step 1: found 1 error, but the step raised\n")
     assert "clip-before-unscale" in ran.out  # what was seen up to it stands
     assert "OSError: disk full" in ran.err and "script.py" not in ran.err
 
@@ -117,6 +125,22 @@ def test_a_module_runs_with_m(tmp_path: Path):
     assert [each["verdict"] for each in outcome["read"]] == ["confirmed"]
 
 
+def test_a_modules_packages_are_imported_with_the_script_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "printing").mkdir()
+    (tmp_path / "printing" / "__init__.py").write_text("print('imported')\n")
+    (tmp_path / "printing" / "train.py").write_text(GAN)
+    try:
+        assert main(["audit", *JSON, "-m", "printing.train"]) == 0
+    finally:
+        for name in [name for name in sys.modules if name.startswith("printing")]:
+            del sys.modules[name]
+    captured = capfd.readouterr()
+    assert json.loads(captured.out)["report"]["complete"] and captured.err == "imported\n"
+
+
 AROUND = """\
 import torch
 from torch import nn
@@ -163,6 +187,12 @@ def test_an_iteration_with_two_optimizers_holds_both_from_its_first_forward(audi
     steps = [station["what"] for station in ran.json["report"]["order"] if "steps" in station["what"]]
     assert steps == ["'for_critic' steps", "'for_generator' steps"]
     assert ran.json["report"]["findings"] == []
+    assert ran.json["report"]["complete"]
+
+
+def test_of_two_optimizers_one_that_rests_makes_the_iteration_no_whole_one(audit: Audit):
+    source = GAN.replace("    for_generator.step()", "    if step == 0:\n        for_generator.step()")
+    assert not audit(source, options=JSON).json["report"]["complete"]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +201,9 @@ def test_an_iteration_with_two_optimizers_holds_both_from_its_first_forward(audi
         (["nowhere.py"], "nowhere.py: no such file"),
         ([], "audit needs a script"),
         (["--step", "0", "x.py"], "is not the number of a step"),
+        (["."], ".: a folder, not a script"),
+        (["-m", "nowhere.at.all"], "-m nowhere.at.all: no such module"),
+        (["-m", "xml"], "-m xml: a package without __main__.py"),
     ],
 )
 def test_wrong_usage_is_told_in_a_line(arguments: list[str], what: str, capfd: pytest.CaptureFixture[str]):

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import precisionlint
 from precisionlint import policy
+from precisionlint.cli import main
 from precisionlint.policy import PolicyError, Requirement
 
 TABLE = policy.load()
@@ -172,6 +173,9 @@ def test_a_project_overrides_a_family_an_op_and_a_module(tmp_path: Path):
         ('[tool.precisionlint.policy]\nsoftmax = { inputs = "float32" }\n', 5, "may hold input, accumulation, output"),
         ('[tool.precisionlint.policy."layers.*"]\nsoftmax = { input = "half" }\n', 5, "must be a dtype"),
         ('[tool.precisionlint.policy]\n"layers.*" = { input = "float32" }\n', 5, "is a module's path"),
+        ('[tool.precisionlint.policy]\n# softmax\nsoftmax = "float32"\n', 6, "is no table"),
+        ('[tool.precisionlint.policy]\nsoftmx = { input = "float32" }\n', 5, "did you mean 'softmax'?"),
+        ('[tool.precisionlint.policy]\n"a.*" = { relu = { input = "float32" } }\n', 5, "neither a family nor an op"),
     ],
 )
 def test_a_wrong_table_is_refused_with_its_line(tmp_path: Path, text: str, line: int, what: str):
@@ -179,6 +183,17 @@ def test_a_wrong_table_is_refused_with_its_line(tmp_path: Path, text: str, line:
         project(tmp_path, text)
     assert str(error.value).startswith(f"{tmp_path / 'pyproject.toml'}:{line}: policy: ")
     assert what in str(error.value)
+
+
+def test_check_refuses_a_wrong_table_too_before_it_reads_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[tool.precisionlint.policy]\nsoftmax = { input = "half" }\n')
+    (tmp_path / "train.py").write_text("import torch\n")
+    assert main(["check", "train.py"]) == 2
+    said = "pyproject.toml:2: policy: 'softmax' input must be a dtype such as float32, or any, not 'half'"
+    assert said in capsys.readouterr().err
 
 
 def test_a_project_without_a_table_has_the_programs_own(tmp_path: Path):

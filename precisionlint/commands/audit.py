@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> Outcome:
     if not command or command[0] is None:
         raise UsageError("audit needs a script, or -m and a module")
     if options.module is None and not os.path.isfile(command[0]):
-        raise UsageError(f"{command[0]}: no such file")
+        raise UsageError(f"{command[0]}: {'a folder, not a script' if os.path.isdir(command[0]) else 'no such file'}")
     from importlib.util import find_spec
 
     if find_spec("torch") is None:

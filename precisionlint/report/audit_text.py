@@ -65,9 +65,11 @@ def _verdict(report: AuditReport, color: bool) -> str:
     counts = {each: sum(finding.severity == each for finding in report.findings) for each in SEVERITIES}
     found = [paint(counted(number, each), each, color) for each, number in counts.items() if number]
     subject = f"audit of {shown(report.name)}" if report.name else "audit"
-    unseen = [f"did not see inside {counted(len(report.compiled), 'compiled region')}"] if report.compiled else []
+    unseen = ["the step raised"] if report.error else []
+    unseen += [f"did not see inside {counted(len(report.compiled), 'compiled region')}"] if report.compiled else []
     unseen += [f"this machine has no {shown(', '.join(report.absent))}"] if report.absent else []
-    but = paint(f", but {' and '.join(unseen)} (see notes)", "warning", color) if unseen else ""
+    where = " (see notes)" if report.compiled or report.absent else ""
+    but = paint(f", but {' and '.join(unseen)}{where}", "warning", color) if unseen else ""
     return f"{paint(subject, 'strong', color)}: {'found ' + ', '.join(found) if found else 'found nothing'}{but}"
 
 

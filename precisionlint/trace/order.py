@@ -188,14 +188,15 @@ class Order:
 
         return __exit__
 
-    def _leave(self) -> None:
+    def _leave(self, standing: bool = False) -> None:
         regions = self.position.regions
         region = regions.pop() if regions else None
         if region is not None and torch.is_grad_enabled():
             self.position.last_region = region
         if region is self.position.spanning:
             self.position.spanning = None
-        self.timeline.emit(Autocast(here(), (), region, region is not None, False))
+        place = region.at if standing and region is not None else here()  # a `with` is left on its first line
+        self.timeline.emit(Autocast(place, (), region, region is not None, False))
         self._standing = min(self._standing, len(regions))
         if not regions:
             self.outside_regions()
@@ -209,7 +210,7 @@ class Order:
             region = regions[-1]
             if region is not None and torch.is_autocast_enabled(region.device):
                 return
-            self._leave()
+            self._leave(standing=True)
 
     # -- loss scaling
 

@@ -215,7 +215,7 @@ class Watch:
         if self.audit is None:
             self._open()
             return
-        self.audit.complete = self.audit.order.optimizers == 1
+        self.audit.complete = self.audit.order.optimizers == len(self.steps)
         self._close(None)
         if not self.keep_running:
             raise Stopped
