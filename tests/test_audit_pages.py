@@ -16,7 +16,7 @@ import torch
 
 import precisionlint
 from precisionlint import catalogue
-from precisionlint.audit_command import MEASURED
+from precisionlint.audit_judging import MEASURED
 from precisionlint.catalogue import Example, Rule
 from precisionlint.trace.verdicts import RULES as VERDICTS
 

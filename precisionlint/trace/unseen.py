@@ -46,7 +46,7 @@ class Unseen:
         return self._made if name in MAKERS else None
 
     def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
-        if isinstance(out, Tensor) and out.numel():
+        if isinstance(out, Tensor) and out.numel() and out.is_floating_point():  # DDP fills counters by their pointer
             self.fresh.put(out, call.origin)
 
     def launched(self, tensors: Iterable[Tensor]) -> None:
