@@ -114,7 +114,8 @@ class Sharded(Event):
 @dataclass(frozen=True, slots=True)
 class Owns(Event):
     """An optimizer is made over weights. ``cls`` is its full name, ``lr`` its learning rate, ``masters`` whether it
-    keeps fp32 copies (``None``: unknown); ``copies_of``: the weights of which its own are fp32 copies, kept by hand."""
+    keeps fp32 copies (``None``: unknown); ``copies_of``: the weights of which its own are fp32 copies, kept by hand; ``handed``: the
+    weights of a model that a function gets from whoever calls it."""
 
     optimizer: Named
     weights: Weights | None
@@ -123,6 +124,7 @@ class Owns(Event):
     masters: bool | None
     settings: tuple[tuple[str, Any], ...] = ()
     copies_of: Weights | None = None
+    handed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +299,7 @@ class Setting(Event):
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Event):
     """A checkpoint is written (or read). ``weights``: of the models in it; ``half``: the dtype of tensors in it that were cast to half on
-    the way."""
+    the way; ``handed``: by something unread that was given these."""
 
     write: bool
     complete: bool
@@ -306,6 +308,7 @@ class Checkpoint(Event):
     modules: bool
     weights: Weights = frozenset()
     half: str = ""
+    handed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

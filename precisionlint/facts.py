@@ -71,3 +71,12 @@ class ToNumpy(Event):
     call: str
     made: Place
     parameter: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moment(Event):
+    """The second moment of an optimizer that is written out. ``dtype``: the half that it is made in, ``""`` where it has that of the
+    parameters, and the arithmetic with it."""
+
+    name: str
+    dtype: str

@@ -59,7 +59,8 @@ class Recipe(Event):
     ``fp16``, ``bf16``: the switches. ``scale``: a loss scale that stays. ``stray``: loss-scale settings of a block that has none.
     ``accumulates``, ``reduces``: the dtype in which gradients are summed over micro-batches and over ranks. ``steps``: micro-batches an
     update. ``weights``: the dtype of trainable weights that have no fp32 copy, ``optimizer`` what steps them, ``rate`` its learning rate.
-    ``remedy``: what keeps an fp32 copy. ``sure``: nothing that the file does not show can change it.
+    ``remedy``: what keeps an fp32 copy. ``sure``: nothing that the file does not show can change it; ``left``: a setting
+    of its own decides it elsewhere, or the framework where there is none.
     """
 
     framework: str
@@ -75,3 +76,4 @@ class Recipe(Event):
     rate: Setting | None = None
     remedy: str = ""
     sure: bool = True
+    left: bool = False

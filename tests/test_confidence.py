@@ -300,3 +300,108 @@ def test_a_wrong_grade_in_the_settings_is_told_with_the_right_ones(tmp_path: Pat
     failed = run("check", "a.py", cwd=tmp_path)
     assert failed.returncode == 2
     assert "precisionlint.toml:1: min-confidence must be one of certain, likely, possible" in failed.stderr
+
+
+LOADED = """
+import torch
+from transformers import AutoModelForCausalLM
+
+
+def base(path):
+    return AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.bfloat16)
+
+
+def prepare(model, rate):
+    {body}
+"""
+
+KEPT = """
+import torch
+from elsewhere import Checkpointer, save_checkpoint
+
+
+def train(model, optimizer, loader, folder):
+    scaler = torch.amp.GradScaler("cuda")
+    {keeper}
+    for x in loader:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    {saved}
+"""
+
+MOMENT = """
+import torch
+
+
+def average(exp_avg, exp_avg_sq, grad, beta1, beta2):
+    {cast}
+    exp_avg.lerp_(grad, 1 - beta1)
+    exp_avg_sq.lerp_(grad.square(), 1 - beta2)
+"""
+
+POLICY = """
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+
+def policy(settings):
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16{more})
+"""
+
+
+def possible(folder: Path, text: str) -> list[tuple[int, str]]:
+    """Lines and rules of what is possible in a file, and that nothing else is told of it by default."""
+    project(folder, library=text)
+    assert found(folder) == []
+    everything = found(folder, select={"all"}, min_confidence="possible")
+    assert {each.severity for each in everything} <= {"info"}
+    return [(each.place.line, each.rule) for each in everything if each.confidence == "possible"]
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        ("return torch.optim.AdamW(model.parameters(), lr=rate)", [6]),
+        ("return torch.optim.AdamW(model.parameters(), lr=0)", []),
+        ("return torch.optim.AdamW(torch.nn.Linear(2, 2).parameters(), lr=rate), model.parameters()", []),
+    ],
+)
+def test_a_half_model_and_a_function_that_trains_what_it_is_handed(tmp_path: Path, body: str, lines: list[int]):
+    hits = possible(tmp_path, LOADED.format(body=body))
+    assert [line for line, rule in hits if rule == "bf16-only-weights"] == lines
+
+
+@pytest.mark.parametrize(
+    ("keeper", "saved", "lines"),
+    [
+        ("keeper = Checkpointer(model, folder, optimizer=optimizer)", "keeper.save()", [7]),
+        ("keeper = Checkpointer(model, folder, optimizer=optimizer, scaler=scaler)", "keeper.save()", []),
+        ("pass", "save_checkpoint(folder, model, optimizer)", [15]),
+        ("pass", "save_checkpoint(folder, model, optimizer, {'scaler': scaler})", []),
+        ("pass", "save_checkpoint(folder, model)", []),
+    ],
+)
+def test_a_checkpoint_by_something_unread_may_lack_the_scaler(
+    tmp_path: Path, keeper: str, saved: str, lines: list[int]
+):
+    hits = possible(tmp_path, KEPT.format(keeper=keeper, saved=saved))
+    assert [line for line, rule in hits if rule == "scaler-not-checkpointed"] == lines
+
+
+@pytest.mark.parametrize(("cast", "lines"), [("pass", [7]), ("grad = grad.float()", [])])
+def test_a_second_moment_in_the_dtype_of_the_parameters(tmp_path: Path, cast: str, lines: list[int]):
+    hits = possible(tmp_path, MOMENT.format(cast=cast))
+    assert [line for line, rule in hits if rule == "half-optimizer-state"] == lines
+
+
+@pytest.mark.parametrize(
+    ("more", "lines"),
+    [("", [6]), (", reduce_dtype=settings.sums", [6]), (", reduce_dtype=torch.float32", [])],
+)
+def test_sums_that_a_setting_or_fsdp_itself_decides(tmp_path: Path, more: str, lines: list[int]):
+    hits = possible(tmp_path, POLICY.format(more=more))
+    assert [line for line, rule in hits if rule == "half-gradient-reduction"] == lines

@@ -28,5 +28,5 @@ def half_gradient_reduction(state: None, recipe: Recipe) -> Iterator[Hit]:
         fix=Remedy((Change("argument", dtype.at, dtype.name, "torch.float32"),))
         if str(dtype.value).startswith("torch.")
         else None,
-        confidence="certain" if recipe.sure else "likely",
+        confidence="possible" if recipe.left else "certain" if recipe.sure else "likely",
     )

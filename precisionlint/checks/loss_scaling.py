@@ -394,7 +394,7 @@ def scaler_rebuilt_in_loop(ledger: Ledger, event: Step) -> Iterator[Any]:
 def scaler_not_checkpointed(ledger: Ledger, event: Checkpoint) -> Iterator[Any]:
     if event.scalers:
         yield Evidence("a saved scaler")
-    if not (event.write and event.complete and event.optimizers and not event.scalers):
+    if not (event.write and (event.complete or event.handed) and event.optimizers and not event.scalers):
         return
     used = sorted({p.scaler for p in ledger.progress} | {m.scaler for m in ledger.made}, key=lambda s: s.name)
     if used:
@@ -407,8 +407,9 @@ def scaler_not_checkpointed(ledger: Ledger, event: Checkpoint) -> Iterator[Any]:
                 *(m.seen for m in sorted(ledger.made, key=lambda m: m.scaler.name)[:1]),
                 seen(event, "saved without the scaler's state"),
             ),
+            confidence="possible" if event.handed else "certain",
             unless=("a saved scaler",),
-            once=used[0],
+            once=None if event.handed else used[0],
         )
 
 

@@ -26,6 +26,7 @@ from precisionlint.events import (
     moved,
     overlap,
 )
+from precisionlint.facts import Moment
 from precisionlint.findings import Severity
 from precisionlint.recipes import UNKNOWN, Recipe
 
@@ -176,10 +177,13 @@ def severity_at(lr: float | None) -> Severity:
     return "warning" if lr is not None and lr >= SMALL_RATE else "error"
 
 
-@FAMILY.rule("bf16-only-weights", Step, Trains, Recipe)
-def bf16_only_weights(storage: Storage, event: Step | Trains | Recipe) -> Iterator[Any]:
+@FAMILY.rule("bf16-only-weights", Step, Trains, Recipe, Owns, WeightsTake)
+def bf16_only_weights(storage: Storage, event: Step | Trains | Recipe | Owns | WeightsTake) -> Iterator[Any]:
     if isinstance(event, Recipe):
         yield from _half_weights_configured(event)
+        return
+    if isinstance(event, Owns | WeightsTake):
+        yield from _loaded_and_handed(event)
         return
     if isinstance(event, Trains):
         if not event.precision:
@@ -342,6 +346,43 @@ def masters_lost_in_checkpoint(storage: Storage, event: Checkpoint) -> Iterator[
             trace,
             once=event.optimizers[0],
         )
+
+
+HANDED = "an optimizer takes a model that its function is handed"
+
+
+def _loaded_and_handed(event: Owns | WeightsTake) -> Iterator[Any]:
+    """One function loads a model in half, another trains the one that it is handed: whoever calls both decides."""
+    if isinstance(event, Owns):
+        if event.handed and event.masters is False and event.lr != 0:
+            yield Evidence(HANDED)
+    elif event.dtype in HALF and event.how.startswith("from_pretrained") and not event.by:
+        name = HALF[event.dtype]
+        yield Hit(
+            "bf16-only-weights",
+            event.at,
+            f"a model is loaded in {name} here, and another function trains the one that it is handed with a plain optimizer: if that is this one, "
+            f"an update smaller than half a {name} step rounds to nothing; load it in fp32 for training",
+            (Seen(event.at, f"weights become {name}: {event.how}", event.when),),
+            confidence="possible",
+            unless=frozen(event.weights),
+            needs=(HANDED,),
+        )
+
+
+@FAMILY.rule("half-optimizer-state", Moment)
+def half_optimizer_state(storage: Storage, moment: Moment) -> Iterator[Hit]:
+    name = moment.dtype or "half"
+    how = f"is kept in {name}" if moment.dtype else "is averaged in the dtype of the parameters: where these are half"
+    yield Hit(
+        "half-optimizer-state",
+        moment.at,
+        f"the second moment '{moment.name}' {how}{',' if not moment.dtype else ':'} what a step changes, a thousandth of it at beta 0.999, is "
+        "less than its spacing and rounds away; keep it and compute with it in fp32",
+        (),
+        severity="warning",
+        confidence="likely" if moment.dtype else "possible",
+    )
 
 
 def _half_weights_configured(recipe: Recipe) -> Iterator[Hit]:

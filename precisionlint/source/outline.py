@@ -25,6 +25,7 @@ TRIGGER = re.compile(
 """What a function's text must hold for its body to matter."""
 STRONG = re.compile(
     r"\bbackward\w*\(|\.step\(|unscale_|[Ss]caler\b|clip_grad|custom_op|autograd\.Function|[A-Z]\w*\.apply\(|torch\.ops\.|\btriton\.\w|triton_op|wrap_triton|Trainer\("
+    r"|from_pretrained\([^()]*dtype=torch\.(?:b?float16|half)|\b(?:AdamW?|SGD)\(\s*(?:params=)?\w*model\.parameters\("
     r"|\.lerp_\(|\b1(?:\.0?)? ?- ?(?:\w+\.)*\w*(?:decay|momentum|ema|alpha|tau)\b"
 )
 """What a program's text must reach for it to be able to hold a fault at all."""

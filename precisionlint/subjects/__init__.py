@@ -104,6 +104,9 @@ ARITHMETIC = (
 )  # fmt: skip
 """What an op or a call of value flow's rules is called."""
 
+MOMENTS = (b"exp_avg_sq", b"square_avg", b"second_moment", b"variance")
+"""What an optimizer calls the average of its squared gradients."""
+
 KERNELS = (b".dot(", b".sum(", b".cumsum(", b".zeros(", b".full(", b".fma(", b".max(", b".atomic_add(")
 """What a Triton kernel calls of which anything can be said."""
 
@@ -114,6 +117,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("precisionlint.subjects.jax_programs", (".py",), (HALF, (b"jax",), JAX)),
     Subject("precisionlint.subjects.half_values", (".py",), (NAMED_HALF, (b"torch",), TAKEN)),
     Subject("precisionlint.subjects.python_settings", (".py",), (HALF, WRITTEN)),
+    Subject("precisionlint.subjects.optimizers", (".py",), ((b"torch",), MOMENTS)),
     Subject("precisionlint.subjects.triton", (".py",), ((b"jit",), (b"triton",), KERNELS)),
 )
 

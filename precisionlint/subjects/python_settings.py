@@ -115,20 +115,39 @@ def _nanotron(file: File, node: ast.Call) -> Iterator[Recipe]:
 
 def _policy(file: File, node: ast.Call) -> Iterator[Recipe]:
     """FSDP's mixed precision whose sums of gradients are half: by name, whatever the file chooses between, or because they take the dtype
-    of the computation, and the policy changes something only where that is half."""
+    of the computation, and the policy changes something only where that is half. Else a setting decides, or FSDP itself."""
     given = dict(zip(POLICY, node.args, strict=False)) | {each.arg: each.value for each in node.keywords}
     reduce, compute = given.get("reduce_dtype"), given.get("param_dtype")
     if reduce is None:
+        yield from _compute_alone(file, node, compute)
         return
     keyword = next((each for each in node.keywords if each.arg == "reduce_dtype"), None)
     setting = _setting(file, keyword) if keyword else Setting("reduce_dtype", constant(reduce), file.place(reduce))
     values = [replace(setting, value=constant(value)) for value in _choices(file, reduce, node)]
     sure = all(value.half for value in values)
     tied = compute is not None and constant(reduce) is UNKNOWN and _is_one(reduce, compute)
-    if sure or tied:
-        half = next((value.half for value in values if value.half), "bf16" if BF16.search(file.text) else "fp16")
+    if sure or tied or any(value.half or value.value is UNKNOWN for value in values):
+        half = next((value.half for value in values if value.half), _half_named(file))
         setting = setting if setting.half else replace(setting, value=half)
-        yield Recipe(at=setting.at, when=(), framework="FSDP", reduces=setting, sure=sure)
+        left = not (sure or tied)
+        yield Recipe(at=setting.at, when=(), framework="FSDP", reduces=setting, sure=sure, left=left)
+
+
+def _compute_alone(file: File, node: ast.Call, compute: ast.expr | None) -> Iterator[Recipe]:
+    """A policy that names the dtype of the computation only: FSDP sums gradients in that."""
+    keyword = next((each for each in node.keywords if each.arg == "param_dtype"), None)
+    if compute is not None and keyword is not None:
+        setting = _setting(file, keyword)
+        half = next(
+            (s.half for each in _choices(file, compute, node) if (s := replace(setting, value=constant(each))).half), ""
+        )
+        if half:
+            setting = replace(setting, value=half)
+            yield Recipe(at=setting.at, when=(), framework="FSDP", reduces=setting, sure=False, left=True)
+
+
+def _half_named(file: File) -> str:
+    return "bf16" if BF16.search(file.text) else "fp16"
 
 
 def _choices(file: File, value: ast.expr, call: ast.Call, depth: int = 3) -> Iterator[ast.expr]:

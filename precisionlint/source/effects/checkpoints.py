@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,24 @@ def saved(it: Interpreter, state: State, instr: p.Call, name: str, args: Args) -
     tables = [value for _, value in args if isinstance(value, Obj) and value.cls == External("builtins.dict")]
     if len(tables) == 1 and any(optimizer_state(it, state, one) is not None for one in reachable(state, tables[0], 3)):
         checkpoint(it, state, instr, tables[0])
+
+
+SAVER = re.compile(r"save_?(?:checkpoint|ckpt|state)|(?:checkpoint|ckpt)_?(?:er|manager|saver)$|checkpoint_?save", re.I)
+"""What a function or class is called that writes checkpoints of the objects that it is given."""
+
+
+def handed_over(it: Interpreter, state: State, instr: p.Call, name: str, values: list[Value]) -> None:
+    """An unread function that saves, or an object that will, gets an optimizer: the scaler is among what it gets, or is not saved."""
+    if not SAVER.search(name):
+        return
+    reached = [inner for value in values for inner in reachable(state, value, 1)]
+    held = [is_optimizer(it, state, value) for value in values]
+    optimizers = tuple(named(value, "optimizer") for value, is_one in zip(values, held, strict=True) if is_one)
+    if optimizers and not any(is_scaler(it, state, inner) for inner in reached):
+        node = instr.at
+        given = [*node.args, *(each.value for each in node.keywords)] if isinstance(node, ast.Call) else []
+        where = it.where(state, given[held.index(True)] if len(given) == len(values) else node)
+        it.emit(state, Checkpoint(where, when(state), True, False, optimizers, (), True, handed=True))
 
 
 def optimizer_state(it: Interpreter, state: State, value: Value) -> Value | None:

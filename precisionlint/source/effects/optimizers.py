@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from precisionlint.events import Named, Owns, Step, ZeroGrad
 from precisionlint.source import program as p
+from precisionlint.source.effects.checkpoints import handed_over
 from precisionlint.source.effects.common import (
     FINITE,
     Outcome,
@@ -24,7 +25,7 @@ from precisionlint.source.effects.weights import born
 from precisionlint.source.evaluate import class_attribute
 from precisionlint.source.objects import named, weights_of
 from precisionlint.source.state import State
-from precisionlint.source.values import NONE, Class, Const, Func, Obj, Sym, Value
+from precisionlint.source.values import NONE, Class, Const, External, Func, Obj, Sym, Value
 
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
@@ -60,6 +61,7 @@ def make_optimizer(it: Interpreter, state: State, instr: p.Call, cls: str, args:
             masters,
             settings,
             copied_from(it, state, params) if weights is None else None,
+            any(isinstance(path[0], Sym) and path[0].key[0] == "param" for path in weights or ()),
         ),
     )
     return one(state, obj)
@@ -69,6 +71,8 @@ def made(it: Interpreter, state: State, instr: p.Call, obj: Obj, args: Args) -> 
     """An object of a project class that is a scaler or an optimizer by inheritance."""
     assert isinstance(obj.cls, Class)
     kind = it.external_base(state, obj.cls)
+    if any(isinstance(base, External) for base in it.mro(state, obj.cls)):  # which may read what it is given
+        handed_over(it, state, instr, obj.cls.cls.name, [value for _, value in args])
     if kind == "module":
         born(it, state, instr, obj)
     if kind == "scaler":

@@ -386,7 +386,9 @@ def container_method(it: Interpreter, state: State, instr: p.Call, obj: Obj, nam
     if name in ("extend", "update") and values:
         writable = state.attributes(obj)
         known = elements(it, state, values[0])
-        if name == "update" and is_container(values[0]):
+        if name == "update" and args[0][0] not in (None, "*", "**"):  # update(key=value)
+            writable.update({keyword: value for keyword, value in args if keyword not in ("*", "**")})
+        elif name == "update" and is_container(values[0]):
             writable.update(state.heap.get(values[0], {}))
         elif name == "extend" and known is not None and "*" not in writable:
             for value in known:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from precisionlint.events import Grads, Lost, Named, Weights, Written
 from precisionlint.source import program as p
-from precisionlint.source.effects.checkpoints import saved
+from precisionlint.source.effects.checkpoints import handed_over, saved
 from precisionlint.source.effects.common import MODEL_NAME, Outcome, argument, is_scaler, last_name, result, when
 from precisionlint.source.objects import model_weights, name_of, weights_of
 from precisionlint.source.state import State, reachable
@@ -63,6 +63,7 @@ def call_unknown(
                 if is_scaler(it, state, reached):
                     it.emit(state, Lost(it.where(state, instr.at), (), reached))
     saved(it, state, instr, name, args)
+    handed_over(it, state, instr, name, values)
     handed_gradients(it, state, instr, name, args)
     handed_weights(it, state, instr, name, values)
     states = [state]

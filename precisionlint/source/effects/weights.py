@@ -47,8 +47,11 @@ if TYPE_CHECKING:
     from precisionlint.source.records import Args
 
 
+CONVERSIONS = {"convert_to_fp16": "float16", "convert_to_fp32": "float32"}
+"""Methods of guided-diffusion's models and of what was made after them: they cast the weights of the layers."""
 SAME_RECEIVER = frozenset(
     [
+        *CONVERSIONS,
         "to",
         "cuda",
         "cpu",
@@ -184,6 +187,9 @@ def set_default_dtype(it: Interpreter, state: State, instr: p.Call, callee: Exte
 
 def module_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
     """Methods that return the same thing: moves and casts of a model (or of a tensor, which owns no weights)."""
+    if name in CONVERSIONS and is_model(it, state, receiver):
+        take(it, state, instr, receiver, CONVERSIONS[name], f".{name}()")
+        return one(state, NONE)
     if name in CASTS and not args:
         return one(state, take(it, state, instr, receiver, CASTS[name], f".{name}()"))
     if name == "to":
