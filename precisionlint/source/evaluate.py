@@ -317,7 +317,7 @@ def elements(it: Interpreter, state: State, value: Value) -> list[Value] | None:
 def stateful(it: Interpreter, state: State, value: Value) -> bool:
     """Whether a value is an object of which each has a state of its own: one that stands for many stands for none."""
     if isinstance(value, Sym):  # what a call that nobody read has made
-        return value.key[0] == "site" and value.flow is PLAIN
+        return value.key[0] == "site" and value.flow is PLAIN and "copy of" not in state.heap.get(value, {})
     return isinstance(value, Obj) and it.kind(state, value) in ("optimizer", "scaler")
 
 
