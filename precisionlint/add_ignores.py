@@ -9,9 +9,9 @@ import io
 import re
 import tokenize
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from precisionlint import documents, suppress
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import FileError, Finding, Place, Report
 from precisionlint.writing import replace_file
 

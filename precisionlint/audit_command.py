@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from typing import Any
 
 from precisionlint.audit_judging import configuration_names, judge
 from precisionlint.audit_report import AuditReport, Judged
-from precisionlint.dataclass import dataclass
 from precisionlint.errors import InputError
 from precisionlint.findings import Finding
 

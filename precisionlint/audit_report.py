@@ -5,11 +5,10 @@ it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import Finding, Place, Suppressed
 
 SCHEMA = 1

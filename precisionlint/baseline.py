@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from precisionlint.dataclass import dataclass
 from precisionlint.errors import InputError
 from precisionlint.findings import Finding
 from precisionlint.report.excerpt import Sources

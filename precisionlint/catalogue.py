@@ -10,13 +10,13 @@ parses the front matter alone; bodies are parsed when somebody asks for one.
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
 
 from precisionlint import plugins
-from precisionlint.dataclass import dataclass
 from precisionlint.errors import InputError
 from precisionlint.findings import SEVERITIES, Severity
 

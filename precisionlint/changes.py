@@ -7,10 +7,9 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from precisionlint.dataclass import dataclass
 from precisionlint.errors import InputError
 from precisionlint.findings import Finding, Place
 

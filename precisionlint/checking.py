@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ from precisionlint import baseline, documents, files, suppress
 from precisionlint.baseline import Baseline
 from precisionlint.cache import Kept
 from precisionlint.config import Configuration, Settings
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import Coverage, Finding, Replacement, Report, Suppressed
 from precisionlint.reader import (
     NOTHING,

@@ -10,13 +10,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 from precisionlint import catalogue, gitignore
-from precisionlint.dataclass import dataclass
 from precisionlint.errors import InputError
 from precisionlint.findings import CONFIDENCES, SEVERITIES, Confidence, Finding, Severity
 

@@ -10,10 +10,9 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import Place
 
 NOTEBOOK = ".ipynb"

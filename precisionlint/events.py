@@ -14,10 +14,8 @@ How sure an event is of a value is part of the value:
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
-
-from precisionlint.dataclass import dataclass
 
 T = TypeVar("T")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from precisionlint.dataclass import dataclass
 from precisionlint.events import Event
 from precisionlint.findings import Place
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from precisionlint import gitignore
 from precisionlint.config import Configuration
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import FileError
 
 CONFIGURATIONS = (".json", ".yaml", ".yml", ".sh")

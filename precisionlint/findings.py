@@ -5,10 +5,8 @@ It knows neither how a finding was made nor how one is printed. Lines and column
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
-
-from precisionlint.dataclass import dataclass
 
 Severity = Literal["error", "warning", "info"]
 Confidence = Literal["certain", "likely", "possible"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from precisionlint import documents, notebook_fixes
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import FileError, Finding, Report
 from precisionlint.source import fixes
 from precisionlint.source.fixes import NoFixError

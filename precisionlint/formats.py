@@ -10,10 +10,9 @@ divided by a power of two are exact in float64.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
-
-from precisionlint.dataclass import dataclass
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype

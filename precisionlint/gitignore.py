@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-
-from precisionlint.dataclass import dataclass
 
 _TOKEN = re.compile(
     r"""

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from precisionlint.dataclass import dataclass
+from dataclasses import dataclass
+
 from precisionlint.events import Event
 from precisionlint.findings import Place
 

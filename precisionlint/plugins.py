@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from precisionlint.dataclass import dataclass
 from precisionlint.errors import InputError
 
 GROUP = "precisionlint.rules"

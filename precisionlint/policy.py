@@ -10,7 +10,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 
 from precisionlint import catalogue
 from precisionlint.config import Configuration
-from precisionlint.dataclass import dataclass
 from precisionlint.errors import InputError
 
 if sys.version_info >= (3, 11):

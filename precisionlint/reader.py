@@ -13,13 +13,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from precisionlint import documents, suppress
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import FileError, Finding, GaveUp, Place, best
 from precisionlint.source.screen import own_words, worth_parsing
 from precisionlint.subjects import SUBJECTS

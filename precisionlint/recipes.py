@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from precisionlint.dataclass import dataclass
 from precisionlint.events import Event
 from precisionlint.findings import Place
 

@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lsprotocol import types
@@ -22,7 +22,6 @@ from precisionlint import __version__, catalogue
 from precisionlint.add_ignores import annotated
 from precisionlint.checking import Request, check
 from precisionlint.config import Configuration
-from precisionlint.dataclass import dataclass
 from precisionlint.errors import InputError
 from precisionlint.findings import FileError, Finding, Place, Report
 from precisionlint.report.excerpt import Sources

@@ -14,11 +14,10 @@ import re
 import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from precisionlint import catalogue
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import Edit, Finding, Fix, Place, Suppressed
 
 MARK = b"precisionlint:"

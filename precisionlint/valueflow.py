@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from types import MappingProxyType
 from typing import Any, Literal
 
-from precisionlint.dataclass import dataclass
 from precisionlint.events import Event, Region
 
 Dtypes = frozenset[str]

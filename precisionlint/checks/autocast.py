@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Change, Evidence, Family, Hit, Remedy, Seen, frozen
-from precisionlint.dataclass import dataclass
 from precisionlint.events import (
     Autocast,
     Backward,

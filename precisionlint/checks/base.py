@@ -7,10 +7,9 @@ two paths with equal states are one path. Places and names are carried beside th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from precisionlint.dataclass import dataclass
 from precisionlint.events import Event, Weights, WeightsTake, overlap
 from precisionlint.findings import Confidence, EditKind, Severity
 

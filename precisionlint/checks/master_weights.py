@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen, frozen
-from precisionlint.dataclass import dataclass
 from precisionlint.events import (
     Adopted,
     Checkpoint,

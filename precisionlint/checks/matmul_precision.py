@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
 from precisionlint.checks.tf32_switches import CUDNN, FLAGS, GET, MATMUL, NEW, SET, Switches
-from precisionlint.dataclass import dataclass
 from precisionlint.events import Backward, Event, Known, Op, Opened, Owns, Setting, Step, Weights, WeightsTake, covers
 from precisionlint.findings import Confidence
 from precisionlint.valueflow import Called, Ended, Touched

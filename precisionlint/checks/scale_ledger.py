@@ -5,11 +5,10 @@ The ledger keeps, for every scaler, whose gradients stand scaled and how far eac
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precisionlint.checks.base import Seen
-from precisionlint.dataclass import dataclass
 from precisionlint.events import (
     AdapterAdded,
     Adopted,

@@ -6,9 +6,7 @@ An old getter compares the two and raises RuntimeError where they differ. Read i
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from precisionlint.dataclass import dataclass
+from dataclasses import dataclass, replace
 
 NEW = {
     "torch.backends.fp32_precision": "all",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from precisionlint.checks import master_weights
 from precisionlint.checks.base import Automaton, Family, Hit, Seen, frozen
 from precisionlint.checks.master_weights import HALF, Storage, halves, severity_at
-from precisionlint.dataclass import dataclass
 from precisionlint.events import (
     Adopted,
     Backward,

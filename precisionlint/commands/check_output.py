@@ -8,10 +8,10 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TextIO
 
 from precisionlint.commands.common import UsageError, colored
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import Report
 from precisionlint.report import outputs
 

@@ -6,9 +6,9 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TextIO
 
-from precisionlint.dataclass import dataclass
 from precisionlint.errors import InputError
 
 

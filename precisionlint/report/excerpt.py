@@ -2,9 +2,9 @@
 
 import unicodedata
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from precisionlint import documents, suppress
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import Place
 
 WIDTH = 120

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib import import_module
 
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import Finding, Report
 from precisionlint.report.excerpt import Sources
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from precisionlint.catalogue import folder
-from precisionlint.dataclass import dataclass
 
 if sys.version_info >= (3, 11):
     import tomllib

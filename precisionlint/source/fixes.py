@@ -13,9 +13,9 @@ import re
 import tokenize
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import Finding, Fix, Place, Replacement
 
 NEWLINE = re.compile(r"\r\n|\r|\n")

@@ -8,9 +8,9 @@ could reach either, and leaves neither a loop nor a function; and if what it ass
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from precisionlint.dataclass import dataclass
 from precisionlint.source import program as p
 from precisionlint.source.blur import WORD, is_kept, plain
 from precisionlint.source.evaluate import evaluate

@@ -8,10 +8,10 @@ from __future__ import annotations
 import ast
 import re
 from bisect import bisect
+from dataclasses import dataclass
 from itertools import accumulate
 from sys import intern
 
-from precisionlint.dataclass import dataclass
 from precisionlint.source.parsing import BLOCKS, DEFINITIONS, lines_spanned, statements
 
 WORD = re.compile(r"[^\W\d]\w*")

@@ -9,9 +9,8 @@ its place, and what tells it from every other.
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
 from typing import Any, TypeAlias
-
-from precisionlint.dataclass import dataclass
 
 FunctionNode: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda"
 

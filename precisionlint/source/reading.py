@@ -8,12 +8,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from precisionlint.checks import Evidence, Hit, Judge
 from precisionlint.checks.base import FROZEN, meets
-from precisionlint.dataclass import dataclass
 from precisionlint.events import Closed, Opened
 from precisionlint.source import program as p
 from precisionlint.source.interpret import Interpreter

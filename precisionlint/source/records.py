@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from precisionlint.dataclass import dataclass
 from precisionlint.events import Adopted, Copied, Event, Owns, Weights, WeightsTake, covers, moved, overlap
 from precisionlint.source import program as p
 from precisionlint.source.project import ProjectModule

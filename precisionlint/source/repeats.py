@@ -6,9 +6,9 @@ it and gave back plain values, the same call with equal arguments, from a state 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from precisionlint.dataclass import dataclass
 from precisionlint.source import program as p
 from precisionlint.source.blur import plain, words_of
 from precisionlint.source.project import SMALL

@@ -10,10 +10,9 @@ import math
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from precisionlint.dataclass import dataclass
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -7,10 +7,10 @@ condition decided, and decided it oppositely, stand for all paths once that deci
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from precisionlint.dataclass import dataclass
 from precisionlint.events import Region
 from precisionlint.source.program import Slot
 from precisionlint.source.values import NONE, Cond, Const, External, Obj, Sym, Value

@@ -6,11 +6,10 @@ are known. Symbols are interned, so that the same access path on the same unknow
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precisionlint.dataclass import dataclass
 from precisionlint.events import Named, Region, Weights
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ import ast
 import importlib
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from precisionlint import documents
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import Place
 from precisionlint.source import parsing
 

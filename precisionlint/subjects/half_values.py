@@ -9,10 +9,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from precisionlint.dataclass import dataclass
 from precisionlint.events import Event
 from precisionlint.facts import HeldTo, ToNumpy
 from precisionlint.findings import Place

@@ -11,11 +11,10 @@ import ast
 import bisect
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from precisionlint.dataclass import dataclass
 from precisionlint.events import Event
 from precisionlint.facts import HalfParams, HalfSum, RoundedProduct
 from precisionlint.findings import Place

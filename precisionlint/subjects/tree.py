@@ -10,11 +10,11 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import Place
 from precisionlint.recipes import UNKNOWN, Setting
 from precisionlint.source.parsing import UnreadableError

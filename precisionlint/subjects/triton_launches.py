@@ -11,9 +11,8 @@ import ast
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from precisionlint.dataclass import dataclass
 from precisionlint.kernel_facts import FOLLOWS, Typed
 from precisionlint.subjects import File
 

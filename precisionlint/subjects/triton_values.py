@@ -8,9 +8,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import Place
 from precisionlint.kernel_facts import FOLLOWS, Typed
 from precisionlint.subjects.triton_launches import NOTHING, Reaching

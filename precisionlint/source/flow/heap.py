@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from precisionlint.dataclass import dataclass
 from precisionlint.findings import Place
 from precisionlint.source.apis import USUAL
 from precisionlint.valueflow import BOOL, INTEGERS, WEIGHTS, Value

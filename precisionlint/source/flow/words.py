@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import dataclass
 from typing import Any
 
-from precisionlint.dataclass import dataclass
 from precisionlint.valueflow import BOOL, INT64, NUMBER, UNKNOWN, Dtypes
 
 BINARY: dict[type[ast.operator], str] = {
