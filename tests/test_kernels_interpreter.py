@@ -160,6 +160,26 @@ def test_a_dot_of_scaled_operands_is_their_product_in_every_version(tmp_path: Pa
     assert interpreted(tmp_path, program) == "True True\n" * 2
 
 
+def test_bounds_drop_nan_unless_they_are_told_to_propagate_it_in_every_version(tmp_path: Path) -> None:
+    program = """
+    @triton.jit
+    def kernel(x, y):
+        nan = tl.load(x)
+        tl.store(y, tl.minimum(nan, 1.0))
+        tl.store(y + 1, tl.maximum(1.0, nan))
+        tl.store(y + 2, tl.clamp(nan, -1.0, 1.0))
+        tl.store(y + 3, tl.minimum(nan, 1.0, propagate_nan=tl.PropagateNan.ALL))
+        tl.store(y + 4, tl.maximum(1.0, nan, propagate_nan=tl.PropagateNan.ALL))
+        tl.store(y + 5, tl.clamp(nan, -1.0, 1.0, propagate_nan=tl.PropagateNan.ALL))
+        tl.store(y + 6, tl.clamp(5.0 + 0.0 * tl.load(y), -1.0, 1.0))
+    y = torch.zeros(7)
+    with repaired(load_interpreter()):
+        kernel[(1,)](torch.full((1,), float("nan")), y)
+    print(y.tolist())
+    """
+    assert interpreted(tmp_path, program) == "[1.0, 1.0, -1.0, nan, nan, nan, 1.0]\n"
+
+
 def test_a_pair_of_versions_that_cannot_run_loops_is_named(tmp_path: Path) -> None:
     program = """
     import numpy

@@ -534,6 +534,7 @@ SAMPLE = [
     "128x128: int32 offsets",
     "cast: truncated",
     "cast: through fp16",
+    "cast: NaN clamped",
     "tensor: NaN for zero",
     "1x128: writes to its input",
     "gemm: partial sum in tf32",

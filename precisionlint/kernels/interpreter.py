@@ -2,9 +2,9 @@
 
 It knows the private parts of `triton.runtime.interpreter` that it replaces, and nothing of kernels or contracts. The
 interpreter of triton 3.9 converts wrongly (ties go up and lose the carry, no saturation, NaN becomes finite, subnormals
-are cut, fp32 to bf16 truncates) and does arithmetic on the raw bits of bf16 and fp8 numbers; those of 3.6 and 3.7 have
-no scaled dot. What it does not model at all: the width of a tensor core's accumulator, TF32's rounding of fp32 products,
-and `max_num_imprecise_acc`.
+are cut, fp32 to bf16 truncates) and does arithmetic on the raw bits of bf16 and fp8 numbers. Those of 3.6 and 3.7 have
+no scaled dot besides, and keep NaN where minimum, maximum and clamp drop it. What is not modelled at all: the width of a
+tensor core's accumulator, TF32's rounding of fp32 products, and `max_num_imprecise_acc`.
 
 The process must have been started with TRITON_INTERPRET=1: triton decides when it is imported.
 """
@@ -48,6 +48,9 @@ _PARTS = (
     "InterpreterBuilder.unary_op",
     "InterpreterBuilder.create_fma",
     "InterpreterBuilder.create_clampf",
+    "InterpreterBuilder.create_minnumf",
+    "InterpreterBuilder.create_maxnumf",
+    "_ir.PROPAGATE_NAN.NONE",
     "GridExecutor._init_args_hst",
     "ReduceScanOpInterface.check_tensor",
     "TensorHandle",
@@ -154,7 +157,10 @@ def repaired(interpreter: ModuleType) -> Iterator[None]:
         (interpreter, "_patch_lang", _once_a_launch(interpreter._patch_lang)),
         (builder, "cast_impl", _exact_cast(interpreter, builder.cast_impl)),
         *((builder, name, _on_numbers(getattr(builder, name))) for name in ("binary_op", "unary_op")),
-        *((builder, name, _on_numbers(getattr(builder, name))) for name in ("create_fma", "create_clampf")),
+        (builder, "create_fma", _on_numbers(builder.create_fma)),
+        (builder, "create_minnumf", lambda builder, a, b: builder.binary_op(a, b, np.fmin)),
+        (builder, "create_maxnumf", lambda builder, a, b: builder.binary_op(a, b, np.fmax)),
+        (builder, "create_clampf", _clamp(interpreter, builder.create_clampf)),
         (builder, "create_dot", _dot(interpreter, builder.create_dot)),
         (type(interpreter.interpreter_semantic), "dot_scaled", _with_formats(interpreter)),
         (builder, "create_dot_scaled", _dot_scaled(interpreter)),
@@ -263,6 +269,18 @@ def _on_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(builder, *handles)
 
     return operation
+
+
+def _clamp(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    """triton's clamp, which drops NaN unless it is told to propagate it, as a GPU's does: that of 3.6 and 3.7 keeps it."""
+    propagating = _on_numbers(original)
+
+    def clamp(builder: Any, value: Any, low: Any, high: Any, nan: Any) -> Any:
+        if nan == interpreter._ir.PROPAGATE_NAN.NONE:
+            return builder.create_minnumf(builder.create_maxnumf(value, low), high)
+        return propagating(builder, value, low, high, nan)
+
+    return clamp
 
 
 def _dot(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
