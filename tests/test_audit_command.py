@@ -186,6 +186,10 @@ def test_an_iteration_with_two_optimizers_holds_both_from_its_first_forward(audi
     ran = audit(GAN, options=("--format", "json"))
     steps = [station["what"] for station in ran.json["report"]["order"] if "steps" in station["what"]]
     assert steps == ["'for_critic' steps", "'for_generator' steps"]
+    assert [each["what"] for each in ran.json["report"]["order"]][-2:] == [
+        "'schedule' advances",
+        "gradients set to zero",
+    ]
     assert ran.json["report"]["findings"] == []
     assert ran.json["report"]["complete"]
 

@@ -102,6 +102,17 @@ def test_fsdp2_gathers_weights_in_the_policys_dtype_and_reduces_in_its_own(repor
     assert ("c10d::_reduce_scatter_base_", "float32") in found
 
 
+def test_collectives_stand_in_the_order_of_the_step_with_their_dtype(reports: dict[str, Any]):
+    def between(kind: str, first: str, last: str) -> list[str]:
+        told = [station["what"] for station in reports[f"{kind}-1"]["order"]]
+        start = told.index(first) + 1 if first else 0
+        return told[start : told.index(last, start)]
+
+    assert between("ddp", "backward", "gradients: clip (clip_grad_norm_)") == ["allreduce of float32"]
+    assert set(between("fsdp2", "", "backward")) == {"allgather_base of bfloat16"}
+    assert between("fsdp2", "backward", "gradients: clip (clip_grad_norm_)")[-1] == "reduce_scatter_base of float32"
+
+
 def test_the_sharded_clip_is_seen_and_storage_is_counted_by_this_ranks_part(reports: dict[str, Any]):
     report = reports["fsdp2-0"]
     assert "gradients: clip (clip_grad_norm_)" in [station["what"] for station in report["order"]]

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from precisionlint.events import (
@@ -30,6 +31,7 @@ from precisionlint.events import (
     Owns,
     Region,
     ScalerMade,
+    SchedulerStep,
     Step,
     Update,
     WeightsTake,
@@ -38,7 +40,7 @@ from precisionlint.events import (
 from precisionlint.findings import Place
 from precisionlint.trace.gradients import Gradients, number, scale_of
 from precisionlint.trace.patches import Patches
-from precisionlint.trace.places import heading, here, users_frame
+from precisionlint.trace.places import heading, here, name_of, users_frame
 from precisionlint.trace.position import Position, Section
 from precisionlint.trace.registry import Registry, parameters_of
 from precisionlint.trace.timeline import Timeline
@@ -146,6 +148,9 @@ class Order:
         for cls in (torch.optim.Optimizer, *subclasses(torch.optim.Optimizer), nn.Module):
             if "zero_grad" in vars(cls):
                 patches.replace(cls, "zero_grad", self._zero_grad)
+        for cls in (LRScheduler, *subclasses(LRScheduler)):
+            if "step" in vars(cls):
+                patches.replace(cls, "step", self._schedule)
         return [register_optimizer_step_pre_hook(self._pre_step), register_optimizer_step_post_hook(self._post_step)]
 
     # -- modules and regions
@@ -275,9 +280,9 @@ class Order:
         return get_scale
 
     @contextmanager
-    def _once(self, scaler: Any, name: str) -> Iterator[bool]:
+    def _once(self, owner: Any, name: str) -> Iterator[bool]:
         """Whether this is the outermost call of a method that a subclass may hand on to its parent."""
-        key = (id(scaler), name)
+        key = (id(owner), name)
         first = key not in self._scaling
         self._scaling.add(key)
         try:
@@ -378,6 +383,16 @@ class Order:
         return zero_grad
 
     # -- optimizers and scalers
+
+    def _schedule(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._once(self, "schedule") as first:  # one that holds others steps them
+                if first:
+                    name = name_of(scheduler, users_frame(sys._getframe(1))) or type(scheduler).__name__
+                    self.timeline.emit(SchedulerStep(here(), (), Named(id(scheduler), name), guarded=False))
+                return original(scheduler, *args, **kwargs)
+
+        return step
 
     def _pre_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if optimizer in self._stepping:  # its last step raised

@@ -21,12 +21,14 @@ from precisionlint.audit_report import (
 from precisionlint.events import (
     Autocast,
     Backward,
+    Collective,
     CustomOp,
     Event,
     Grads,
     LossScaled,
     Owns,
     ScalerMade,
+    SchedulerStep,
     Step,
     Update,
     WeightsTake,
@@ -321,4 +323,8 @@ def _sentence(event: Event) -> str:
             return f"'{scaler.name}' updated"
         case ZeroGrad():
             return "gradients set to zero"
+        case SchedulerStep(scheduler=scheduler):
+            return f"'{scheduler.name}' advances"
+        case Collective(op=op, dtype=dtype):
+            return f"{op} of {dtype}"
     return ""

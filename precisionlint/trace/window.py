@@ -27,6 +27,7 @@ from precisionlint.trace import flops, ranks, recorder, settings
 from precisionlint.trace.activations import Activations
 from precisionlint.trace.averages import Averages
 from precisionlint.trace.casts import Casts
+from precisionlint.trace.collectives import Collectives
 from precisionlint.trace.compiled import Compiled
 from precisionlint.trace.custom import Custom
 from precisionlint.trace.dataflow import Dataflow
@@ -98,6 +99,7 @@ class Audit:
         self._epsilons: dict[int, Epsilon] = {}
         self._failures: dict[str, None] = {}
         self._unseen, self._compiled = Unseen(), Compiled()
+        self._collectives = Collectives(self._timeline.emit)
         self._recorder.fresh, self._recorder.on_fresh = self._unseen.fresh, self._unseen.ran
         self._activations = Activations(self.registry, self._recorder.module_of)
         self.order.outside_regions = self._outside_regions
@@ -119,6 +121,7 @@ class Audit:
             self._sums,
             self._underflow,
             self._custom,
+            self._collectives,
             self._unseen,
         )
         found = [each.watch(func) for each in watching]
