@@ -281,3 +281,14 @@ def test_a_project_of_several_files_is_audited_as_it_stands(tmp_path: Path):
     found = [(each["rule"], each["path"]) for each in outcome["report"]["findings"]]
     assert found == [("clip-before-unscale", "utils.py")]
     assert outcome["ended"] == "stopped after the audited step"
+
+
+def test_the_readme_shows_what_the_command_prints(tmp_path: Path):
+    readme = (PROJECTS.parents[1] / "README.md").read_text(encoding="utf-8")
+    shown = readme.partition("```text\naudit of ")[2].partition("```")[0].splitlines()
+    shutil.copytree(PROJECTS / "digits", tmp_path / "digits")
+    command = [sys.executable, "-m", "precisionlint", "audit", "train.py", "--device", "cpu"]
+    done = subprocess.run(command, cwd=tmp_path / "digits", capture_output=True, text=True, check=False)
+    printed = done.stdout.splitlines()
+    assert len(shown) > 10
+    assert [line for line in shown[1:] if not line.startswith("[") and line not in printed] == []

@@ -130,7 +130,7 @@ def test_the_continuous_check_runs_the_readmes_test_command():
 
 def test_the_readme_shows_what_its_first_command_prints():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"^```text\n(.+?)^```$", readme, re.MULTILINE | re.DOTALL)
+    shown = re.findall(r"^```text\n(.+?)^```$", readme, re.MULTILINE | re.DOTALL)[0]
     command = [sys.executable, "-m", "precisionlint", "check", "fixtures/projects/digits"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 1
