@@ -594,3 +594,48 @@ def test_masks_of_minus_infinity_are_no_overflow():
     with precisionlint.audit(trainer.model, values=True) as audit:
         step()
     assert faults(audit.report) == []
+
+
+# -- what stood before the window
+
+
+@pytest.mark.parametrize(
+    ("before", "within", "found"),
+    [
+        ((), ("clip", "step"), ["clip-before-unscale"]),
+        ((), ("unscale", "clip", "step"), []),
+        (("unscale",), ("clip", "step"), []),
+        ((), ("step",), []),
+        ((), ("clip",), []),  # whether they carry the scale, nobody has said
+        ((), ("clip", "zero", "step"), []),
+    ],
+)
+def test_gradients_of_before_the_window_carry_the_scale_of_the_scaler_that_the_step_goes_through(
+    before: tuple[str, ...], within: tuple[str, ...], found: list[str]
+):
+    trainer = Trainer(dtype=torch.float16)
+    x, y = batch()
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = functional.cross_entropy(trainer.model(x), y)
+    trainer.scaler.scale(loss).backward()
+    parts: dict[str, Callable[[], object]] = {
+        "unscale": lambda: trainer.scaler.unscale_(trainer.optimizer),
+        "clip": lambda: nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0),
+        "zero": lambda: trainer.optimizer.zero_grad(set_to_none=False),
+        "step": lambda: trainer.scaler.step(trainer.optimizer),
+    }
+    for each in before:
+        parts[each]()
+
+    def step() -> None:
+        for each in within:
+            parts[each]()
+
+    assert [rule for rule, _ in faults(audited(trainer, step))] == found
+
+
+def test_a_region_of_before_the_window_is_in_force_in_it():
+    trainer = Trainer()
+    with torch.autocast("cpu", dtype=BF16):
+        report = audited(trainer, lambda: functional.cross_entropy(trainer.model(batch()[0]), batch()[1]).backward())
+    assert [rule for rule, _ in faults(report)] == ["backward-under-autocast"]

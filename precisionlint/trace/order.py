@@ -39,10 +39,11 @@ from precisionlint.events import (
 )
 from precisionlint.findings import Place
 from precisionlint.trace.gradients import Gradients, number, scale_of
-from precisionlint.trace.patches import Patches
+from precisionlint.trace.patches import Patches, subclasses
 from precisionlint.trace.places import heading, here, name_of, users_frame
 from precisionlint.trace.position import Position, Section
 from precisionlint.trace.registry import Registry, parameters_of
+from precisionlint.trace.standing import Standing
 from precisionlint.trace.timeline import Timeline
 
 
@@ -58,6 +59,7 @@ class Order:
         self._standing = 0
         """How many of the regions were entered before the window: their ``__exit__`` was bound before it was patched.
         """
+        self._standing_gradients = Standing(timeline)
         self._stepping: list[Any] = []
         self._by_closure = False
         self._outermost: set[int] = set()
@@ -120,13 +122,17 @@ class Order:
             self._scaler(scaler, frame)
         if any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in self.registry.trained()):
             self.position.gradients = True
-            self.timeline.emit(Backward(None, (), None, None, None))
-            for optimizer, named in self.registry.optimizers.values():
-                for scaler, name in self.registry.scalers.values():
-                    states = getattr(scaler, "_per_optimizer_states", {})
-                    if getattr(states.get(id(optimizer), {}).get("stage"), "name", "") == "UNSCALED":
-                        weights = self.registry.weights(parameters_of(optimizer))
-                        self.timeline.emit(Grads(None, (), weights, "unscale", "unscale_", "", name, named))
+            pairs = [
+                (optimizer, named, scaler, name)
+                for optimizer, named in self.registry.optimizers.values()
+                for scaler, name in self.registry.scalers.values()
+                if scaler.is_enabled()
+            ]
+            self._standing_gradients.found([(name, named) for o, named, s, name in pairs if not unscaled(s, o)])
+            for optimizer, named, scaler, name in pairs:
+                if unscaled(scaler, optimizer):
+                    weights = self.registry.weights(parameters_of(optimizer))
+                    self.timeline.emit(Grads(None, (), weights, "unscale", "unscale_", "", name, named))
 
     def install(self, patches: Patches) -> list[Any]:
         """Puts the patches in place; returns the handles of hooks to remove."""
@@ -252,6 +258,7 @@ class Order:
             with self._once(scaler, "step") as first:
                 if first:
                     named, whose = self._scaler(scaler), self._optimizer(optimizer)
+                    self._standing_gradients.stepped(named, whose)
                     self.timeline.emit(Step(here(), (), whose, named))
                     self._stepped(optimizer)
                 return original(scaler, optimizer, *args, **kwargs)
@@ -486,6 +493,12 @@ class Order:
         return named
 
 
+def unscaled(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a scaler has unscaled the gradients of an optimizer since its last update."""
+    states = getattr(scaler, "_per_optimizer_states", {})
+    return getattr(states.get(id(optimizer), {}).get("stage"), "name", "") == "UNSCALED"
+
+
 def regions_in_force() -> list[Region]:
     """The autocast regions that torch says are in force; where they were entered is not known."""
     return [
@@ -493,16 +506,3 @@ def regions_in_force() -> list[Region]:
         for device in ("cuda", "cpu")
         if torch.is_autocast_enabled(device)
     ]
-
-
-def subclasses(cls: type) -> Iterator[type]:
-    """All classes below this one, each once."""
-    seen: set[type] = set()
-    todo = [cls]
-    while todo:
-        each: type
-        for each in todo.pop().__subclasses__():
-            if each not in seen:
-                seen.add(each)
-                todo.append(each)
-                yield each

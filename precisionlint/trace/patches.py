@@ -4,7 +4,7 @@ do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 MISSING = object()
@@ -48,3 +48,16 @@ class Patches:
                 delattr(owner, name)
             else:
                 setattr(owner, name, own)
+
+
+def subclasses(cls: type) -> Iterator[type]:
+    """All classes below this one, each once."""
+    seen: set[type] = set()
+    todo = [cls]
+    while todo:
+        each: type
+        for each in todo.pop().__subclasses__():
+            if each not in seen:
+                seen.add(each)
+                todo.append(each)
+                yield each

@@ -34,8 +34,7 @@ from precisionlint.events import Region
 from precisionlint.findings import Place
 from precisionlint.trace import configuration
 from precisionlint.trace.births import Births
-from precisionlint.trace.order import subclasses
-from precisionlint.trace.patches import Patches
+from precisionlint.trace.patches import Patches, subclasses
 from precisionlint.trace.places import heading, shown_path, users_frame
 from precisionlint.trace.recorder import probe
 from precisionlint.trace.window import Audit
