@@ -10,6 +10,7 @@ import torch
 from audit_cases import batch, net
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import precisionlint
 from precisionlint.audit_report import AuditReport
@@ -18,6 +19,8 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),  # torch's own while it compiles
 ]
+COMPILES = hasattr(TorchDispatchMode, "ignore_compile_internals")
+"""Whether this torch compiles while a dispatch mode is on."""
 Made = Callable[[nn.Module], Callable[[torch.Tensor], torch.Tensor]]
 
 
@@ -95,7 +98,7 @@ def test_a_compiled_region_is_named_with_its_line_and_is_no_silent_ok(make: Made
     (region,) = report.compiled
     assert region.what == NAMES[make] and region.place is not None
     assert region.place.path.endswith("audit_cases.py" if make is part else "test_audit_compiled.py")
-    assert norms == 0  # the compiler's own kernels
+    assert norms == 0 or not COMPILES  # the compiler's own kernels
     (note,) = [each for each in report.notes if "compiled" in each]
     assert note.startswith(
         f"{NAMES[make]} ran compiled at {region.place.where}, once: of what its compiler fuses nothing"
@@ -120,4 +123,5 @@ def test_the_verdict_says_that_a_region_was_not_seen():
 
 def test_a_step_without_compiled_regions_says_nothing_of_them():
     report, norms = audited(lambda model: model)
-    assert report.compiled == () and report.notes == () and norms > 0
+    assert report.compiled == () and norms > 0
+    assert not any("compiled" in note for note in report.notes)

@@ -210,7 +210,7 @@ def test_two_optimizers_and_one_scaler_in_the_order_of_a_gan():
     assert set(products(report, "backward")) == {"generator", "critic"}
 
 
-@pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")  # the schedule's own: nothing steps here
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the schedule's own: nothing steps here
 def test_a_schedule_that_holds_others_advances_once_and_one_with_a_step_of_its_own_is_seen():
     optimizer = torch.optim.SGD(net().parameters(), lr=0.1)
     inner = [torch.optim.lr_scheduler.ConstantLR(optimizer), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]

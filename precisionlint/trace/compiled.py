@@ -19,7 +19,7 @@ EVAL_FRAME = "torch._dynamo.eval_frame"
 
 
 class Compiled:
-    """The compiled regions that one window met."""
+    """The compiled regions that one window met. Older torch (2.8) may run one uncompiled, and seen, without a word."""
 
     def __init__(self) -> None:
         self.regions: dict[tuple[str, Place | None], int] = {}
