@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import precisionlint
-from precisionlint.audit_report import AuditReport, Judged, OpRecord, Station, Verdict
+from precisionlint.audit_report import AuditReport, Judged, OpRecord, Station, UpdateRecord, Verdict
 from precisionlint.findings import Finding, Place
 from precisionlint.report.audit_text import render
 
@@ -214,6 +214,18 @@ def test_what_check_read_is_told_with_what_the_run_says_of_it(verdict: Verdict):
         "check read  confirmed: softmax-in-half m.py:3; half-ema m.py:4",
         f"            {verdict}: softmax-in-half m.py:5",
     ]
+
+
+def test_lost_updates_are_told_by_kinds_of_weights():
+    lost = [UpdateRecord(f"layers.{number}.norm.weight", "bfloat16", 10, 9 + number % 2) for number in range(48)]
+    page = list(render(told(updates=(*lost, UpdateRecord("head.weight", "bfloat16", 20, 0)))))
+    assert page[3:] == [
+        "updates     91.2% of 500 updates of half weights rounded away",
+        "            layers.*.norm.weight  bf16  95.0% of 480",
+        "            head.weight           bf16  0.0% of 20",
+    ]
+    full = list(render(told(updates=tuple(lost)), all=True))
+    assert "            layers.7.norm.weight   bf16  100.0% of 10" in full
 
 
 def test_dtypes_of_a_mixed_list_and_of_partial_sums_are_short():

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
-from precisionlint.audit_report import AuditReport, Judged, RangeRecord, Station
+from precisionlint.audit_report import AuditReport, Judged, RangeRecord, Station, UpdateRecord
 from precisionlint.findings import SEVERITIES, Finding, Place
 from precisionlint.report import audit_ops
 from precisionlint.report.audit_ops import grouped, layer_part, located, short, starred
@@ -260,16 +260,18 @@ def _updates(report: AuditReport, all: bool) -> Iterator[str]:
         return
     meant, lost = sum(each.meant for each in report.updates), sum(each.lost for each in report.updates)
     yield f"{share(lost, meant)} of {counted(meant, 'update')} of half weights rounded away"
-    rows = sorted(report.updates, key=lambda each: (-each.lost / max(each.meant, 1), each.parameter))
+    groups: dict[tuple[str, str], list[UpdateRecord]] = {}
+    for each in report.updates:
+        groups.setdefault((each.parameter if all else starred(each.parameter), short(each.dtype)), []).append(each)
+    rows = []
+    for (name, dtype), members in groups.items():
+        meant, lost = sum(each.meant for each in members), sum(each.lost for each in members)
+        rows.append((-lost / max(meant, 1), (name, dtype, f"{share(lost, meant)} of {meant}")))
+    rows.sort()
     limit = len(rows) if all else LIMIT
-    yield from table(
-        [
-            (each.parameter, short(each.dtype), f"{share(each.lost, each.meant)} of {each.meant}")
-            for each in rows[:limit]
-        ]
-    )
+    yield from table([row for _, row in rows[:limit]])
     if len(rows) > limit:
-        yield f"and {counted(len(rows) - limit, 'weight')} that lost less (--all lists them)"
+        yield f"and {counted(len(rows) - limit, 'weight')} more, which lost less (--all lists them)"
 
 
 def _ranges(report: AuditReport, all: bool, width: int) -> Iterator[str]:

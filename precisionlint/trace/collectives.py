@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
 from precisionlint.events import Collective, Event
+from precisionlint.trace.gradients import tensors
 from precisionlint.trace.places import here
 from precisionlint.trace.recorder import COLLECTIVES, Call, Watcher
 
@@ -31,14 +30,3 @@ class Collectives:
             name = func._overloadpacket.__name__.strip("_")
             dtypes = {str(each.dtype).removeprefix("torch.") for each in floats}
             self.emit(Collective(here(), (), name, " and ".join(sorted(dtypes))))
-
-
-def tensors(values: Any) -> list[Tensor]:
-    """The tensors among values and the lists among them, however deep."""
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += tensors(value)
-    return found

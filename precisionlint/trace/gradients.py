@@ -206,12 +206,12 @@ class Gradients:
 
 
 def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among values and the lists among them."""
+    """The tensors among values and the lists among them, however deep."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, list | tuple):
-            yield from (each for each in value if isinstance(each, torch.Tensor))
+            yield from tensors(value)
 
 
 def scale_of(scaler: Any) -> float | None:
