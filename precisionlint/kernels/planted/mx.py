@@ -11,6 +11,9 @@ from torch import Tensor
 
 from precisionlint.kernels.planted.base import Planted
 
+LEAST = tl.constexpr(2.0**-126)
+"""Below it, triton takes a constant for fp64, and what is computed with it as well."""
+
 
 @triton.jit
 def _quantize_kernel(x, codes, scales, N, x_row, x_column, groups, WAY: tl.constexpr):
@@ -26,9 +29,9 @@ def _quantize_kernel(x, codes, scales, N, x_row, x_column, groups, WAY: tl.const
     if WAY == "floor":
         code = (bits >> 23) - 8
     if WAY == "logarithm and ceiling":
-        code = tl.ceil(tl.log2(tl.maximum(amax, 1e-38) / 448.0)).to(tl.int32) + 127
+        code = tl.ceil(tl.log2(tl.maximum(amax, LEAST) / 448.0)).to(tl.int32) + 127
     if WAY == "quotient rounded to bf16 first":
-        quotient_bits = (tl.maximum(amax, 1e-38) / 448.0).to(tl.bfloat16).to(tl.float32).to(tl.int32, bitcast=True)
+        quotient_bits = (tl.maximum(amax, LEAST) / 448.0).to(tl.bfloat16).to(tl.float32).to(tl.int32, bitcast=True)
         code = (quotient_bits >> 23) + tl.where((quotient_bits & 0x7FFFFF) > 0, 1, 0)
     code = tl.maximum(code, 0)
     if WAY == "code 0 taken for 1":
