@@ -351,6 +351,18 @@ def test_rmsnorm_without_upcast(upcast: bool):
     assert found == ([] if upcast else [("norm-without-upcast", marked(RMSNorm.forward))])
 
 
+def test_a_euclidean_norm_is_told_as_a_sum_and_not_as_a_mean():
+    class Unit(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.layers[0](x)
+            return self.head(x / torch.sum(x * x, dim=-1, keepdim=True).sqrt())
+
+    (found,) = audited(Trainer(Unit())).findings
+    assert found.rule == "norm-without-upcast"
+    assert found.message.startswith("a norm takes its sum of squares in bf16: squares, their sum and its root")
+    assert found.message.endswith("torch's linalg.vector_norm")
+
+
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_torchs_rms_norm_is_one_norm_with_an_upcast():
     model = nn.Sequential(nn.Linear(8, 8), nn.RMSNorm(8), nn.Linear(8, 4))

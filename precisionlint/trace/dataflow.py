@@ -21,6 +21,8 @@ from precisionlint.trace.storages import Storages
 
 HALF = (torch.float16, torch.bfloat16)
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+NORMED = {"mean of squares": "rms_norm", "sum of squares": "linalg.vector_norm"}
+"""What a norm takes the root of, and the function of torch that takes it in fp32."""
 CROWD = 64
 """From how many terms on one row a sum in half is told: below, its error stays within a few roundings."""
 
@@ -143,15 +145,26 @@ def exponentials(flow: Dataflow, args: tuple[Any, ...], kwargs: dict[str, Any], 
         flow.tag(out, "exp", (call.origin, f"exp in {SHORT[out.dtype]}"))
 
 
-@watches("sum", "mean")
+@watches("sum")
 def sums(flow: Dataflow, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
-    if not is_half(out) or not in_forward(call):
-        return
-    exp, square = flow.tag_of(args[0], "exp"), flow.tag_of(args[0], "square")
+    exp = flow.tag_of(args[0], "exp") if is_half(out) and in_forward(call) else None
     if exp is not None:
         flow.tag(out, "sum of exp", *exp.stations, (call.origin, f"their sum is stored in {SHORT[out.dtype]}"))
-    elif square is not None:
-        flow.tag(out, "mean of squares", *square.stations, (call.origin, f"their mean is stored in {SHORT[out.dtype]}"))
+    else:
+        of_squares(flow, "sum", args[0], out, call)
+
+
+@watches("mean")
+def means(flow: Dataflow, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
+    of_squares(flow, "mean", args[0], out, call)
+
+
+def of_squares(flow: Dataflow, what: str, squares: Any, out: Any, call: Call) -> None:
+    """Marks a sum or mean of squares."""
+    square = flow.tag_of(squares, "square") if is_half(out) and in_forward(call) else None
+    if square is not None:
+        station = (call.origin, f"their {what} is stored in {SHORT[out.dtype]}")
+        flow.tag(out, f"{what} of squares", *square.stations, station)
 
 
 @watches("div", "div_")
@@ -228,27 +241,30 @@ def products(flow: Dataflow, args: tuple[Any, ...], kwargs: dict[str, Any], out:
 
 @watches("add", "add_")
 def additions(flow: Dataflow, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
-    mean = flow.tag_of(args[0], "mean of squares") if is_half(out) else None
-    if mean is not None and not isinstance(args[1], Tensor):
-        flow.tag(out, "mean of squares", *mean.stations)  # an epsilon
+    for what in NORMED:
+        total = flow.tag_of(args[0], what) if is_half(out) else None
+        if total is not None and not isinstance(args[1], Tensor):
+            flow.tag(out, what, *total.stations)  # an epsilon
 
 
 @watches("rsqrt", "sqrt", "rsqrt_", "sqrt_")
 def roots(flow: Dataflow, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
-    mean = flow.tag_of(args[0], "mean of squares") if in_forward(call) else None
-    if mean is None:
-        return
-    name = SHORT[args[0].dtype]
-    what = "300 squares to inf" if name == "fp16" else "squares, their mean and its root are each rounded to 0.4 %"
-    flow.found(
-        Fault(
-            "norm-without-upcast",
-            mean.stations[-1][0],
-            f"a norm takes its mean of squares in {name}: {what}; cast to fp32 before squaring, or use torch's "
-            "rms_norm",
-            (*mean.stations, (call.origin, "the norm divides by its root")),
+    for what, instead in NORMED.items():
+        total = flow.tag_of(args[0], what) if in_forward(call) else None
+        if total is None:
+            continue
+        name, word = SHORT[args[0].dtype], what.partition(" ")[0]
+        lost = (
+            "300 squares to inf" if name == "fp16" else f"squares, their {word} and its root are each rounded to 0.4 %"
         )
-    )
+        flow.found(
+            Fault(
+                "norm-without-upcast",
+                total.stations[-1][0],
+                f"a norm takes its {what} in {name}: {lost}; cast to fp32 before squaring, or use torch's {instead}",
+                (*total.stations, (call.origin, "the norm divides by its root")),
+            )
+        )
 
 
 # -- sums by index
