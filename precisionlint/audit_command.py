@@ -127,9 +127,9 @@ def lines(audited: Audited, *, format: str, color: bool, all: bool, width: int) 
     from precisionlint.report.text import counted, paint
 
     if audited.report is None:
-        said = (
-            f"step {audited.step} never came: {audited.script} {audited.ended} after {counted(audited.steps, 'step')}"
-        )
+        hint = f"; --step {audited.steps} audits an earlier one" if audited.steps else ""
+        ran = counted(audited.steps, "step")
+        said = f"step {audited.step} never came: {audited.script} {audited.ended} after {ran}{hint}"
         yield paint(f"audit of {audited.script}: {said}", "warning", color)
         yield from read_lines(audited.read, color, width)
     else:

@@ -40,7 +40,7 @@ def test_a_region_is_left_on_its_with_also_where_it_was_entered_before_the_windo
 def test_a_step_that_never_comes_is_said_plainly_and_is_no_finding(audit: Audit):
     ran = audit(TRAINER, "--steps", "1")
     assert ran.code == 3
-    assert "step 2 never came: train.py ended by itself after 1 step\n" in ran.out
+    assert "step 2 never came: train.py ended by itself after 1 step; --step 1 audits" in ran.out
     assert "the script's end" in ran.err
 
 
