@@ -405,3 +405,55 @@ def test_a_second_moment_in_the_dtype_of_the_parameters(tmp_path: Path, cast: st
 def test_sums_that_a_setting_or_fsdp_itself_decides(tmp_path: Path, more: str, lines: list[int]):
     hits = possible(tmp_path, POLICY.format(more=more))
     assert [line for line, rule in hits if rule == "half-gradient-reduction"] == lines
+
+
+ROPE = """
+import torch
+
+
+def angles(length, width):
+    inverse = 1.0 / (10000 ** (torch.arange(0, width, 2).float() / width))
+    return torch.einsum("i,j->ij", torch.arange(length).float(), inverse)
+
+
+def rms_norm(x, weight):
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
+"""
+
+
+def test_integers_made_floats_are_no_sign_of_half(tmp_path: Path) -> None:
+    project(tmp_path, library=ROPE)
+    assert found(tmp_path) == []
+    assert {each.severity for each in found(tmp_path, select=["all"])} == {"info"}
+
+
+def test_a_file_that_handles_dtypes_is_told_as_that(tmp_path: Path) -> None:
+    project(tmp_path, library=ROPE + "\n\ndef cast(x, y):\n    return x.to(y.dtype)\n")
+    likely = found(tmp_path)
+    assert {each.confidence for each in likely} == {"likely"}
+    assert {each.trace[0].message for each in likely} == {
+        "this file of a library handles dtypes: its callers come with half"
+    }
+
+
+def test_a_program_beside_it_that_has_nothing_to_do_with_a_file_shows_nothing_of_it(tmp_path: Path) -> None:
+    project(tmp_path, library=ROPE)
+    (tmp_path / "other.py").write_text(
+        "import torch\n\n\ndef train(model, x, optimizer):\n    with torch.autocast('cuda', dtype=torch.bfloat16):\n"
+        "        loss = model(x).mean()\n    loss.backward()\n    optimizer.step()\n"
+    )
+    assert found(tmp_path) == []
+    (tmp_path / "other.py").write_text((tmp_path / "other.py").read_text() + "\n\nNORM = 'rms_norm'\n")
+    assert found(tmp_path) != []  # loaded by its name
+
+
+def test_a_half_copy_for_a_file_says_nothing_of_the_weights_that_are_trained(tmp_path: Path) -> None:
+    loop = (
+        "import torch\n\n\ndef train(model, loader, optimizer):\n    for x, y in loader:\n        loss = model(x, y)\n"
+        "        loss.backward()\n        print(sum(p.grad.norm() ** 2 for p in model.parameters()) ** 0.5)\n"
+        "        optimizer.step()\n        optimizer.zero_grad()\n"
+    )
+    (tmp_path / "library.py").write_text(loop + "    torch.save(model.half().state_dict(), 'export.pt')\n")
+    assert not any(each.rule == "half-gradient-norm" for each in found(tmp_path))
+    (tmp_path / "library.py").write_text(loop.replace("    for x", "    model = model.cuda().half()\n    for x"))
+    assert any(each.rule == "half-gradient-norm" for each in found(tmp_path))

@@ -91,6 +91,7 @@ def likely_of(dtypes: Dtypes) -> str:
         "activations": "what layers return",
         "layer()": "what layers return",
         "autocast": "the region",
+        "region": "the region",
     }
     return plain.get(names[0], f"'{names[0]}'")
 

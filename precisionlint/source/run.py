@@ -156,7 +156,13 @@ class Run:
                     return None
                 hit = replace(hit, confidence="possible")  # a library's callers decide
             elif need.what != "training":
-                steps.insert(0, Step(relative(where, file.display), f"a program of this file shows {need.what}"))
+                handled = evidence.handled(where, file.path, file.display)
+                said = (
+                    "this file of a library handles dtypes: its callers come with half"
+                    if handled
+                    else f"a program of this file shows {need.what}"
+                )
+                steps.insert(0, Step(relative(where, file.display), said))
         return self.stated(hit, place, tuple(steps), fix_of(hit, place.path, place_of))
 
     def findings(self, reading: Reading, places: Places, project: Project) -> list[Finding]:

@@ -21,6 +21,7 @@ FILES = 5_000
 """How many files of a project are looked at."""
 
 MODEL = rb"(?:\w*[Mm]odel|\w*[Nn]et|unet\w*|\w*transformer|\w*encoder\w*|\w*decoder|backbone|generator|module|self|\w*critic|policy)"
+MOVED = rb"(?:\.(?:cuda|to|train|eval|requires_grad_)\([^()\n]*\))*"
 TRAINS = re.compile(
     rb"\.backward\(|\bTrainer\(|class[^\n(]*\([^)\n]*LightningModule|\.fit\(|\btrain(?:ing)?_step\(|\btrainer\.train\("
 )
@@ -39,7 +40,7 @@ PATTERNS = {
         rb"with [^\n]*autocast\((?![^\n]*['\"]cpu)(?![^\n]*enabled\s*=\s*False)[^\n]*:[ \t]*\n(?:[^\n]*\n){0,8}?[^\n]*(?:loss|criterion|targets?\b)"
     ),
     "half parameters": re.compile(
-        MODEL + rb"(?:\([^()\n]*\))?\.(?:half\(\)|bfloat16\(\)|to\([^)\n]*(?:float16|bfloat16|torch\.half|dtype))"
+        MODEL + rb"(?:\([^()\n]*\))?" + MOVED + rb"\.(?:half\(\)|bfloat16\(\)|to\([^)\n]*(?:float16|bfloat16|torch\.half|dtype))"
         rb"|torch_dtype\s*=|set_default_dtype\(\s*(?:torch\.)?b?(?:float16|half)|bf16-true|16-true|\.convert_to_fp16\(\)"
         rb"|Float16Module|FP16_?Optimizer|\bpure_(?:half|bf16|fp16)|\.half\(\)\.cuda\(\)"
     ),
@@ -52,8 +53,12 @@ WORDS: dict[str, tuple[bytes, ...]] = {
     "half copies": (b"param_dtype",),
 }
 """What a file must hold for the slower patterns to match anywhere in it."""
-DTYPE_AWARE = re.compile(rb"\.dtype\b|\btype_as\(|\.float\(\)|torch\.float32\b|\bdtype\s*=\s*\w|\.to\(tl\.float32\)")
-"""What only code writes that meets other dtypes than fp32."""
+ASIDE = {"half parameters": re.compile(rb"save\w*\(|state_dict\(|copy\(|export|onnx|\beval\(\)", re.I)}
+"""What says in the same line that it is done to a copy: for a file, or to look at."""
+DTYPE_AWARE = re.compile(
+    rb"\.dtype\b|\btype_as\(|\bdtype\s*=\s*dtype\b|\b\w+\.float\(\)\.\w|b?float16\b|\.half\(\)|\.to\(tl\.float32\)"
+)
+"""What only code writes that meets other dtypes than fp32. (``.float()`` by itself makes numbers of integers as well.)"""
 TEXT = re.compile(rb'"{3}(?:[^\\]|\\.)*?"{3}' + rb"|'{3}(?:[^\\]|\\.)*?'{3}", re.S)
 """Documentation: what it speaks of, the program need not do."""
 IN_TRAINING = {"half weights": ("half parameters", "half copies"), "half gradients": ("half parameters",)}
@@ -66,6 +71,8 @@ IMPORTED = re.compile(
     rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]*(?:\(([^)]*)\)|([^\n#;]*))|import[ \t]+([\w., \t]+))", re.M
 )
 WORD = re.compile(r"\w+")
+DEFINED = re.compile(rb"^(?:class|def)[ \t]+(\w+)", re.M)
+REGISTERS = re.compile(rb"regist|entry_point", re.I)
 
 
 class Evidence:
@@ -75,6 +82,10 @@ class Evidence:
         self.project = project
         self._lines: dict[Path, dict[str, int]] = {}
         self._programs: dict[Path, list[Path]] = {}
+
+    def handled(self, where: Place, near: Path, display: str) -> bool:
+        """Whether a place shows no more than that a library's file handles dtypes."""
+        return not self.trains and (where.path, where.line) == (display, self.lines(near).get("dtypes"))
 
     def shows(
         self, what: str, near: Path, display: str, *, elsewhere: bool = False, training: bool = False
@@ -99,12 +110,22 @@ class Evidence:
             if not self.trains:
                 line = 1 if what == "training" else self.lines(near).get("dtypes")
                 return Place(display, line, 1, line, 1) if line is not None else None
-            programs = [near, *self.files]  # loaded by name, in whichever program of the project
+            programs = [near, *(self.files if what == "training" else self.callers(near))]
         for path in programs:
             lines = self.lines(path)
             if what in lines and (not training or path == near or "training" in lines):
                 return Place(display if path == near else path.as_posix(), lines[what], 1, lines[what], 1)
         return None
+
+    def callers(self, path: Path) -> list[Path]:
+        """The files that may run what no program imports. Where others do import it, or it registers something, these are found by a name in
+        a configuration: any of the project. Else those that speak of the file or of what it defines."""
+        data = self.project.read(path) or b""
+        if self.importers.get(path) or REGISTERS.search(data):
+            return self.files
+        named = {path.stem.encode(), *DEFINED.findall(data)} - {b"__init__", b"main", b"forward"}
+        spoken = re.compile(rb"\b(?:" + b"|".join(re.escape(name) for name in sorted(named)) + rb")\b")
+        return [other for other in self.files if spoken.search(self.project.read(other) or b"")]
 
     @cached_property
     def trains(self) -> bool:
@@ -121,7 +142,7 @@ class Evidence:
             for what, pattern in {**PATTERNS, "dtypes": DTYPE_AWARE}.items():
                 if what in WORDS and not any(word in data for word in WORDS[what]):
                     continue
-                line = first_line(pattern, data)
+                line = first_line(pattern, data, ASIDE.get(what))
                 if line is not None:
                     found[what] = line
             self._lines[path] = found
@@ -190,10 +211,12 @@ def reached(start: Path, edges: dict[Path, list[Path]]) -> list[Path]:
     return todo
 
 
-def first_line(pattern: re.Pattern[bytes], data: bytes) -> int | None:
-    """The first line that a pattern matches outside a comment."""
+def first_line(pattern: re.Pattern[bytes], data: bytes, unless: re.Pattern[bytes] | None = None) -> int | None:
+    """The first line that a pattern matches outside a comment; ``unless`` another does as well."""
     for match in pattern.finditer(data):
         start = data.rfind(b"\n", 0, match.start()) + 1
+        if unless is not None and unless.search(data[start:].partition(b"\n")[0]):
+            continue
         if b"#" not in data[start : match.start()]:
             return data.count(b"\n", 0, match.start()) + 1
     return None
