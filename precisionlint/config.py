@@ -301,7 +301,7 @@ class _Reader:
 
     def one_of(self, known: Sequence[str], key: str, value: Any) -> str:
         if value not in known:
-            near = _nearest(value, known) if isinstance(value, str) else ""
+            near = _near(value, known) if isinstance(value, str) else ""
             raise self.wrong(key, f"{key} must be one of {', '.join(known)}, not {_toml(value)}{near}")
         return cast(str, value)
 
@@ -357,7 +357,7 @@ class _Reader:
     def severities(self, key: str, value: Any) -> Mapping[str, Severity]:
         for rule, severity in self.table(key, value).items():
             if severity not in SEVERITIES:
-                near = _nearest(severity, SEVERITIES) if isinstance(severity, str) else ""
+                near = _near(severity, SEVERITIES) if isinstance(severity, str) else ""
                 said = f"the severity of {rule} must be one of {', '.join(SEVERITIES)}, not {_toml(severity)}{near}"
                 raise self.wrong(rule, said)
         return dict(value)

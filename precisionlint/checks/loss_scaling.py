@@ -91,7 +91,7 @@ def clip_before_unscale(ledger: Ledger, event: Grads) -> Iterator[Any]:
         "clip-before-unscale",
         event.at,
         f"{event.api} sees gradients{whose} still scaled by '{pending.scaler.name}': its threshold meets a norm 65536 times too large "
-        f"(the initial scale), {consequence}",
+        f"(the scale's default), {consequence}",
         trace(pending, seen(event, "clipped here, not unscaled since")),
         needs=hand_needs(pending.scaler),
         fix=unscaled_first(event, pending.scaler, own),
@@ -164,8 +164,8 @@ def step_bypasses_scaler(ledger: Ledger, event: Step) -> Iterator[Any]:
     own = next((o for o in ledger.owns if o.optimizer == event.optimizer), None)
     consequence = {
         True: "Adam divides the constant out, but its eps no longer counts and no step with inf or NaN is skipped",
-        False: "the update is 65536 times too large (the initial scale)",
-        None: "SGD's update is 65536 times too large (the initial scale); Adam's is not, but its eps no longer counts and no step with inf "
+        False: "the update is 65536 times too large (the scale's default)",
+        None: "SGD's update is 65536 times too large (the scale's default); Adam's is not, but its eps no longer counts and no step with inf "
         "or NaN is skipped",
     }[adaptive(own)]
     yield Hit(

@@ -84,7 +84,7 @@ def accelerate_raw_clip(state: Trained, event: Grads) -> Iterator[Any]:
             "accelerate-raw-clip",
             event.at,
             f"{event.api} sees gradients still scaled by the scaler of '{engine.name}': its threshold meets a norm 65536 times too large (the "
-            f"initial scale), so it always bites; {engine.name}.clip_grad_norm_ and clip_grad_value_ unscale first",
+            f"scale's default), so it always bites; {engine.name}.clip_grad_norm_ and clip_grad_value_ unscale first",
             (scaled.seen, Seen(event.at, f"clipped here past '{engine.name}'", event.when)),
             confidence="certain" if engine.sure else "likely",
         )
@@ -187,7 +187,7 @@ def clipped_by_hand(state: Trained, event: Grads) -> Iterator[Hit]:
             "lightning-true-precision",
             event.at,
             f"{event.api} sees gradients still scaled by the scaler of '{engine.name}', which unscales them inside the optimizer's step: the "
-            f"threshold meets a norm 65536 times too large (the initial scale) and always bites{instead}",
+            f"threshold meets a norm 65536 times too large (the scale's default) and always bites{instead}",
             (scaled.seen, Seen(event.at, "clipped here, not unscaled since", event.when)),
         )
 

@@ -20,11 +20,11 @@ TRIGGER = re.compile(
     r"\bbackward\w*\(|\.step\(|\.scale\(|unscale_|zero_grad|get_scale|[Aa]utocast|\.grad\b|parameters\(|\bhalf\b|b?float16|float32\b"
     r"|from_pretrained|state_dict|torch\.save|requires_grad|custom_op|custom_[fb]wd|\.apply\(|[Oo]ptim|clip_grad|no_sync|nullcontext"
     r"|contextmanager|set_default_dtype|matmul_precision|allow_tf32|fp32_precision|[Ss]caler|\bamp\b|_amp\b|\bamp_|fp16|bf16"
-    r"|loss_scale|mixed_precision|param_groups|\btriton\.\w|triton_op|wrap_triton|torch\.ops\.|torch\.library|Trainer\(|TrainingArguments|[a-z]_peft_model|\bprecision="
+    r"|loss_scale|mixed_precision|param_groups|\btriton\.\w|triton_op|wrap_triton|torch\.ops\.|torch\.library|Trainer[(),]|TrainingArguments|[a-z]_peft_model|\bprecision="
 )
 """What a function's text must hold for its body to matter."""
 STRONG = re.compile(
-    r"\bbackward\w*\(|\.step\(|unscale_|[Ss]caler\b|clip_grad|custom_op|autograd\.Function|[A-Z]\w*\.apply\(|torch\.ops\.|\btriton\.\w|triton_op|wrap_triton|Trainer\("
+    r"\bbackward\w*\(|\.step\(|unscale_|[Ss]caler\b|clip_grad|custom_op|autograd\.Function|[A-Z]\w*\.apply\(|torch\.ops\.|\btriton\.\w|triton_op|wrap_triton|Trainer[(),]"
     r"|from_pretrained\([^()]*dtype=torch\.(?:b?float16|half)|\b(?:AdamW?|SGD)\(\s*(?:params=)?\w*model\.parameters\("
     r"|\.lerp_\(|\b1(?:\.0?)? ?- ?(?:\w+\.)*\w*(?:decay|momentum|ema|alpha|tau)\b"
 )

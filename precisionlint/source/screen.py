@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 TORCH = (b"torch", b"accelerate", b"lightning", b"deepspeed", b"transformers", b"from trl", b"import trl")
 WORDS = (
     b"GradScaler", b"scaler", b"unscale_", b"autocast", b"backward(", b"clip_grad", b"loss_scale", b"optim.", b"Adam", b"SGD(",
-    b".step(", b"custom_op", b"autograd.Function", b"Trainer(",
+    b".step(", b"custom_op", b"autograd.Function", b"Trainer(", b"Trainer)",
 )  # fmt: skip
 AVERAGES = (b"decay", b".lerp_(", b"ema_", b"_ema")
 HALVES = (b".half()", b"float16")

@@ -24,13 +24,14 @@ from precisionlint.source.effects.common import (
 from precisionlint.source.effects.copies import cast_value
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import elements
-from precisionlint.source.objects import dtype_of, is_container, model_weights, weight_path
+from precisionlint.source.objects import DTYPES, dtype_of, is_container, model_weights, weight_path
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     FALSE,
     NONE,
     UNSURE,
     Class,
+    Const,
     External,
     Many,
     Method,
@@ -100,6 +101,8 @@ def load_weights(it: Interpreter, state: State, instr: p.Call, args: Args) -> Ou
         model = Obj(it.here(branch, instr.at), External("torch.nn.loaded.Model"))
         branch.allocate(model, {})
         dtype = dtype_in(branch, chosen)
+        if isinstance(chosen, Const) and f"torch.{chosen.value}" in DTYPES:  # transformers takes the name as well
+            dtype = str(chosen.value)
         if dtype is not None:
             how = f"from_pretrained(dtype={dtype})"
             it.emit(
