@@ -75,7 +75,9 @@ class Cache:
 
     def __init__(self, place: Path, root: Path, plan: Plan) -> None:
         self.root = str(root)
-        name = json.dumps([program(), self.root, sorted(plan.rules), plan.assume, plan.device, plan.frameworks])
+        name = json.dumps(
+            [program(), self.root, sorted(plan.rules), plan.assume, plan.device, plan.frameworks, plan.possible]
+        )
         self._file = place / f"{digest(name.encode(errors='surrogatepass'))}.json"
         self._start = time.time()
         self._files: dict[str, list[Any]] = {}

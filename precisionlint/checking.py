@@ -245,6 +245,7 @@ def plan_of(settings: Settings) -> Plan:
         tuple(sorted(settings.assume.items())),
         settings.device,
         tuple(sorted(settings.frameworks.items())),
+        settings.least == "possible",
     )
 
 

@@ -106,11 +106,15 @@ class Settings:
         given = self._severities.get(finding.rule) if finding.confidence != "possible" else None
         return given or finding.severity
 
-    def shows(self, finding: Finding) -> bool:
-        """Whether a finding is sure enough. What is only possible is shown to who asks for it, or selects ``all``."""
+    @property
+    def least(self) -> Confidence:
+        """The least that a finding must be. What is only possible is shown to who asks for it, or selects ``all``."""
         everything = "all" in (*self.select, *self.extend_select)
-        least = self.min_confidence or ("possible" if everything else "likely")
-        return CONFIDENCES.index(finding.confidence) <= CONFIDENCES.index(least)
+        return self.min_confidence or ("possible" if everything else "likely")
+
+    def shows(self, finding: Finding) -> bool:
+        """Whether a finding is sure enough."""
+        return CONFIDENCES.index(finding.confidence) <= CONFIDENCES.index(self.least)
 
     def _below(self, path: str) -> str:
         base = self.base.as_posix().rstrip("/") + "/"

@@ -38,13 +38,14 @@ BUDGET = ("too many paths", "more paths at once", "nested too deeply")
 
 @dataclass(frozen=True)
 class Plan:
-    """What readings have in common: the rules looked for, the configuration assumed, the device trained on, and what classes and
-    functions of others act as."""
+    """What readings have in common: the rules looked for, the configuration assumed, the device trained on, what classes and functions of
+    others act as, and whether what is only possible is looked for."""
 
     rules: frozenset[str]
     assume: tuple[tuple[str, str], ...] = ()
     device: str = ""
     frameworks: tuple[tuple[str, str], ...] = ()
+    possible: bool = False
 
     @cached_property
     def words(self) -> tuple[bytes, ...]:
@@ -179,6 +180,7 @@ class Reader:
             from precisionlint.source.run import Run
 
             self.run = Run(self.plan.rules, dict(self.plan.assume), self.plan.device, self.plan.frameworks)
+        self.run.possible = self.plan.possible or bool(comments)  # a comment may silence what is only possible
         errors: list[FileError] = []
         findings: list[Finding] = []
         totals = Totals()

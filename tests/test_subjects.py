@@ -11,7 +11,7 @@ def test_a_file_is_wanted_by_its_name_and_a_word_of_each_group():
     assert subject.wants("kernels.py", b"import triton\ntl.sum(x)")
     assert not subject.wants("kernels.py", b"import triton\n")
     assert not subject.wants("kernels.py", b"tl.dot(a, b)")
-    assert not subject.wants("kernels.md", b"import triton\ntl.dot(a, b)")
+    assert not subject.wants("kernels.json", b"import triton\ntl.dot(a, b)")
 
 
 def test_places_count_characters_where_ast_counts_bytes():

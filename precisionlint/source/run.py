@@ -72,6 +72,8 @@ class Run:
         self.roots: dict[Path, Path] = {}
         self.evidence: dict[Path, Evidence] = {}
         self.alone: dict[Path, frozenset[tuple[str, int]]] = {}
+        self.possible = True
+        """Whether what is only possible is looked for."""
         self.definitions: dict[Path, frozenset[tuple[str, int]]] = {}
 
     def project(self, path: Path) -> Project:
@@ -145,6 +147,8 @@ class Run:
             return None
         seen = ((place_of(one.at), one.text) for one in hit.trace)
         steps = [Step(relative(where, file.display), text) for where, text in seen if where is not None]
+        if hit.confidence == "possible" and not self.possible:
+            return None  # and nothing of the project is asked
         if hit.needs:
             file.project.weighed.add(file.path)
         evidence = self.evidence.setdefault(file.project.root, Evidence(file.project))
@@ -152,7 +156,7 @@ class Run:
             assert isinstance(need, Shows)
             where = evidence.shows(need.what, file.path, file.display, elsewhere=need.elsewhere)
             if where is None:
-                if hit.confidence == "certain" or evidence.trains:
+                if hit.confidence == "certain" or not self.possible or evidence.trains:
                     return None
                 hit = replace(hit, confidence="possible")  # a library's callers decide
             elif need.what != "training":
