@@ -82,6 +82,7 @@ class Evidence:
         self.project = project
         self._lines: dict[Path, dict[str, int]] = {}
         self._programs: dict[Path, list[Path]] = {}
+        self._callers: dict[Path, list[Path]] = {}
 
     def handled(self, where: Place, near: Path, display: str) -> bool:
         """Whether a place shows no more than that a library's file handles dtypes."""
@@ -120,12 +121,15 @@ class Evidence:
     def callers(self, path: Path) -> list[Path]:
         """The files that may run what no program imports. Where others do import it, or it registers something, these are found by a name in
         a configuration: any of the project. Else those that speak of the file or of what it defines."""
+        if path in self._callers:
+            return self._callers[path]
         data = self.project.read(path) or b""
         if self.importers.get(path) or REGISTERS.search(data):
             return self.files
         named = {path.stem.encode(), *DEFINED.findall(data)} - {b"__init__", b"main", b"forward"}
         spoken = re.compile(rb"\b(?:" + b"|".join(re.escape(name) for name in sorted(named)) + rb")\b")
-        return [other for other in self.files if spoken.search(self.project.read(other) or b"")]
+        self._callers[path] = [other for other in self.files if spoken.search(self.project.read(other) or b"")]
+        return self._callers[path]
 
     @cached_property
     def trains(self) -> bool:
