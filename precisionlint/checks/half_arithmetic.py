@@ -39,8 +39,10 @@ INFERENCE = re.compile(
     r"generat|sampl|predict|infer|eval|valid|export|decod|visual|plot|^test|convert|quantiz|beam|warp|detect"
 )
 """Functions whose name says that they train nothing."""
+INTEGRAL = re.compile(r"(?:^~|_)(?:ids?|idx|index|indices|labels?|tokens?|targets?)$", re.I)
+"""What holds integers, by the name of what a dtype follows."""
 SERVING = re.compile(
-    r"get_(?:occ|bbox|result|pred)|simple_test|forward_test|postprocess|hub_?interface|pipeline|predictor|fill_mask"
+    r"get_(?:occ|bbox|result|pred)|simple_test|forward_test|post_?process|imageprocessor|hub_?interface|pipeline|predictor|fill_mask"
 )
 
 
@@ -486,6 +488,8 @@ def half_arange(state: None, event: Computed) -> Iterator[Any]:
     bound = max((n for n in map(number, value.inputs) if n is not None), default=None)
     open_ended = any(number(v) is None for v in value.inputs)
     if how is None or (not open_ended and (bound or 0) <= 256):
+        return
+    if how != "certain" and any(INTEGRAL.search(atom) for atom in value.dtypes):
         return
     follows = how != "certain" or value.options["dtype"].op == "dtype_of"
     if follows and ("~weights" in value.dtypes or not PLACES.search(f"{event.scope.owner} {event.scope.function}")):
