@@ -1,4 +1,5 @@
-"""What programs beside training programs of torch say about precision: JAX programs and tests. Each fact stands by itself."""
+"""What is said about precision beside training programs of torch: by JAX programs, tests, and optimizers that are written out. Each fact
+stands by itself."""
 
 from __future__ import annotations
 

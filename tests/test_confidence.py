@@ -432,7 +432,7 @@ def test_a_file_that_handles_dtypes_is_told_as_that(tmp_path: Path) -> None:
     likely = found(tmp_path)
     assert {each.confidence for each in likely} == {"likely"}
     assert {each.trace[0].message for each in likely} == {
-        "this file of a library handles dtypes: its callers come with half"
+        "a file of a library that handles dtypes: its callers may come with half"
     }
 
 
@@ -445,6 +445,10 @@ def test_a_program_beside_it_that_has_nothing_to_do_with_a_file_shows_nothing_of
     assert found(tmp_path) == []
     (tmp_path / "other.py").write_text((tmp_path / "other.py").read_text() + "\n\nNORM = 'rms_norm'\n")
     assert found(tmp_path) != []  # loaded by its name
+    lines = "angles = torch.einsum('i,j->ij', torch.arange(8).float(), 1.0 / (10000 ** (torch.arange(0, 8, 2).float() / 8)))\n"
+    main = tmp_path / "main.py"
+    main.write_text(f"import torch\n\n{lines}")  # a script that defines nothing cannot be spoken of
+    assert not check([main.as_posix()]).findings
 
 
 def test_a_half_copy_for_a_file_says_nothing_of_the_weights_that_are_trained(tmp_path: Path) -> None:

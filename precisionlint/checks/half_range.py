@@ -277,8 +277,8 @@ def half_gradient_norm(state: None, event: Computed) -> Iterator[Any]:
         "half-gradient-norm",
         value,
         how,
-        "the norm of gradients is kept in their own dtype: with half weights fp16 is inf above 65504 and bf16 has steps of 1/256, and the clip that "
-        "follows takes it as it is; give it dtype=torch.float32",
+        "the norm of gradients is kept in their own dtype: with half weights fp16 is inf above 65504 and bf16 has steps of 1/256, and what clips or "
+        "logs by it takes it as it is; give it dtype=torch.float32",
         (TRAINING, Shows("half gradients")),
         # A dtype for the sum of squares would come too late: fp16 overflows where they are squared.
         fix=Remedy(

@@ -33,8 +33,9 @@ ROOT_STATES = 4
 STAGES = "_per_optimizer_states"
 STAGED = frozenset({"double-unscale", "missing-scaler-update", "clip-before-unscale", "scaled-gradients-read"})
 STEPPING = frozenset({"backward", "step", "optimizer_step", "manual_backward"})
+"""A method whose text holds one of these words trains; the others prepare."""
 STEPS = re.compile(rf"\.(?:{'|'.join(sorted(STEPPING))})\(")
-"""A method whose text holds one of these trains; the others prepare."""
+"""What a method calls that steps by itself, and does not only speak of it."""
 
 
 @dataclass(frozen=True)

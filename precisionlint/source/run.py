@@ -162,7 +162,7 @@ class Run:
             elif need.what != "training":
                 handled = evidence.handled(where, file.path, file.display)
                 said = (
-                    "this file of a library handles dtypes: its callers come with half"
+                    "a file of a library that handles dtypes: its callers may come with half"
                     if handled
                     else f"a program of this file shows {need.what}"
                 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from precisionlint.events import CustomOp
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import Outcome, known_region, one, region_of, result, when
-from precisionlint.source.own_ops import SENSITIVE, settles
+from precisionlint.source.op_bodies import SENSITIVE, settles
 from precisionlint.source.state import State
 from precisionlint.source.values import Class, Const, External, Func, Obj, Value, const, text_of
 

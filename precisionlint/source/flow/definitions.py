@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Literal
 
-from precisionlint.source.own_ops import ALIGNS, LAUNCHES, MULTIPLIES, WEIGHTS, settles
+from precisionlint.source.op_bodies import ALIGNS, LAUNCHES, MULTIPLIES, WEIGHTS, settles
 from precisionlint.valueflow import Defined
 
 if TYPE_CHECKING:

@@ -127,6 +127,8 @@ class Evidence:
         if self.importers.get(path) or REGISTERS.search(data):
             return self.files
         named = {path.stem.encode(), *DEFINED.findall(data)} - {b"__init__", b"main", b"forward"}
+        if not named:
+            return []
         spoken = re.compile(rb"\b(?:" + b"|".join(re.escape(name) for name in sorted(named)) + rb")\b")
         self._callers[path] = [other for other in self.files if spoken.search(self.project.read(other) or b"")]
         return self._callers[path]
