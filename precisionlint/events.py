@@ -205,13 +205,14 @@ class LossScaled(Event):
 @dataclass(frozen=True, slots=True)
 class Backward(Event):
     """Gradients are added up. ``scale`` is Known(scaler), Known(None) for a loss that nothing scaled, or None. ``engine``: whose backward
-    this is, where that scales."""
+    this is, where that scales; ``weights``: those whose gradients it reaches, where that is known."""
 
     scale: Known[Named | None] | None
     loss_region: Region | None
     open_region: Region | None
     scaled_at: Any = field(compare=False, default=None)
     engine: Engine | None = None
+    weights: Weights | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -646,6 +646,81 @@ def test_gradients_of_before_the_window_carry_the_scale_of_the_scaler_that_the_s
     assert [rule for rule, _ in faults(audited(trainer, step))] == found
 
 
+CLIPPED = "clip-before-unscale"
+
+
+@pytest.mark.parametrize(
+    ("scalers", "before", "within", "found"),
+    [
+        (1, "", "clip 0, step 0, step 1", [CLIPPED]),
+        (1, "", "clip 1, step 0, step 1", [CLIPPED]),
+        (2, "", "clip 1, step 0, step 1", [CLIPPED]),
+        (2, "", "clip 0, clip 1, step 0, step 1", [CLIPPED]),  # one line
+        (2, "", "unscale 0, clip 0, unscale 1, clip 1, step 0, step 1", []),
+        (1, "unscale 0", "clip 0, step 0, step 1", []),
+        (1, "unscale 0", "clip 1, step 0, step 1", [CLIPPED]),
+        (2, "unscale 0, unscale 1", "clip 0, clip 1, step 0, step 1", []),
+        (1, "step 0", "clip 0, step 1", []),  # used before: what stands there was divided
+        (1, "", "clip 0, clip 1, step 1", [CLIPPED]),  # of the other nobody has said whose they are
+        (1, "", "clip 0, clip 1, plain 0, step 1", [CLIPPED]),
+        (1, "", "zero 0, clip 1, step 1", [CLIPPED]),
+        (1, "", "clip 0, drop 0, clip 1, zero 1, step 1", []),
+        (1, "unscale 0, unscale 1", "plain 0, step 1", ["step-bypasses-scaler"]),
+        (1, "", "step 1", []),
+    ],
+)
+@pytest.mark.parametrize("given", [True, False])
+def test_among_several_optimizers_each_ones_gradients_carry_the_scale_of_whoever_divides_them(
+    scalers: int, before: str, within: str, found: list[str], given: bool
+):
+    models = [nn.Linear(8, 8), nn.Linear(8, 4)]
+    optimizers = [torch.optim.SGD(each.parameters(), lr=1e-3) for each in models]
+    made = [torch.amp.GradScaler("cpu") for _ in range(scalers)]
+    x = torch.randn(4, 8)
+    made[0].scale(models[0](x).square().mean()).backward()
+    made[-1].scale(models[1](x).square().mean()).backward()
+
+    def do(what: str, number: int) -> None:
+        optimizer, scaler = optimizers[number], made[number % scalers]
+        if what == "clip":
+            clip_grad_norm_(models[number].parameters(), 1.0)
+        elif what == "unscale":
+            scaler.unscale_(optimizer)
+        elif what == "step":
+            scaler.step(optimizer)
+        elif what == "plain":
+            optimizer.step()
+        elif what == "zero":
+            optimizer.zero_grad(set_to_none=False)
+        else:
+            for each in models[number].parameters():
+                each.grad = None
+
+    def play(steps: str) -> None:
+        for each in filter(None, steps.split(", ")):
+            what, number = each.split()
+            do(what, int(number))
+
+    play(before)
+    if not given and "plain" in within:
+        return  # which scaler unscaled them, only the scaler can tell
+    with precisionlint.audit(models, optimizers if given else None, made if given else None) as audit:
+        play(within)
+    assert [rule for rule, _ in faults(audit.report)] == found
+
+
+def test_an_optimizer_that_is_met_at_its_step_is_judged_as_one_that_was_given():
+    trainer = Trainer(dtype=torch.float16)
+
+    def step() -> None:
+        trainer.scaler.scale(trainer.forward()).backward()
+        trainer.optimizer.step()
+
+    with precisionlint.audit(trainer.model) as audit:
+        step()
+    assert [rule for rule, _ in faults(audit.report)] == ["step-bypasses-scaler"]
+
+
 def test_a_region_of_before_the_window_is_in_force_in_it():
     trainer = Trainer()
     with torch.autocast("cpu", dtype=BF16):

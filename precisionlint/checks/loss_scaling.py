@@ -43,7 +43,13 @@ def still_scaled(ledger: Ledger, weights: Weights | None) -> Pending | None:
     """The scaled backward whose gradients these still are, as far as can be known."""
     if any(overlap(c.weights, weights) is not False for c in ledger.clean):
         return None
-    return min(ledger.pending, key=lambda p: p.scaler.name, default=None)
+    return pending_over(ledger, weights)
+
+
+def pending_over(ledger: Ledger, weights: Weights | None) -> Pending | None:
+    """The scaled backward that may have reached these weights, the first by name."""
+    reached = (p for p in ledger.pending if overlap(p.weights, weights) is not False)
+    return min(reached, key=lambda p: p.scaler.name, default=None)
 
 
 def optimizer_of(ledger: Ledger, weights: Weights | None) -> Own | None:
@@ -156,7 +162,7 @@ def step_bypasses_scaler(ledger: Ledger, event: Step) -> Iterator[Any]:
     mine = owned(ledger, event.optimizer)
     if any(c.optimizer == event.optimizer or overlap(c.weights, mine) is not False for c in ledger.clean):
         return
-    pending = min(ledger.pending, key=lambda p: p.scaler.name, default=None)
+    pending = pending_over(ledger, mine)
     if pending is None:
         return
     if by_hand(pending.scaler):

@@ -36,11 +36,12 @@ from precisionlint.events import (
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Gradients that stand scaled by a scaler, since that backward."""
+    """Gradients that stand scaled by a scaler, since that backward; of which weights, where that is known."""
 
     scaler: Named
     backward: Seen = field(compare=False)
     scaled: Seen | None = field(compare=False)
+    weights: Weights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +161,14 @@ def after_backward(ledger: Ledger, event: Backward) -> Ledger:
     if event.scaled_at is not None:
         at, when = event.scaled_at
         scaled = Seen(at, f"the loss is scaled by '{scaler.name}'", when)
-    clean = frozenset(c if c.consumed else replace(c, mixed=True, mixed_by=c.mixed_by or here) for c in ledger.clean)
-    pending = ledger.pending - {p for p in ledger.pending if p.scaler == scaler} | {Pending(scaler, here, scaled)}
+    clean = frozenset(
+        c
+        if c.consumed or overlap(c.weights, event.weights) is False
+        else replace(c, mixed=True, mixed_by=c.mixed_by or here)
+        for c in ledger.clean
+    )
+    again = {p for p in ledger.pending if p.scaler == scaler and event.weights in (None, p.weights)}
+    pending = ledger.pending - again | {Pending(scaler, here, scaled, event.weights)}
     waiting = frozenset(w for w in ledger.waiting if w.scaler != scaler)
     return replace(ledger, pending=pending, clean=clean, waiting=waiting)
 
@@ -243,9 +250,10 @@ def after_zero(ledger: Ledger, event: ZeroGrad) -> Ledger:
     progress = frozenset(
         replace(p, dropped=True) if meant(p.optimizer, owned(ledger, p.optimizer)) else p for p in ledger.progress
     )
+    pending = frozenset(p for p in ledger.pending if overlap(p.weights, event.weights) is False)
     waiting = frozenset() if event.optimizer is None else ledger.waiting
     return replace(
-        ledger, clean=clean, progress=progress, pending=frozenset(), plain=None, is_plain=False, unknown=False,
+        ledger, clean=clean, progress=progress, pending=pending, plain=None, is_plain=False, unknown=False,
         waiting=waiting, partial=frozenset(),
     )  # fmt: skip
 

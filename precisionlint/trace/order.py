@@ -59,7 +59,7 @@ class Order:
         self._standing = 0
         """How many of the regions were entered before the window: their ``__exit__`` was bound before it was patched.
         """
-        self._standing_gradients = Standing(timeline)
+        self._standing_gradients = Standing(registry, timeline)
         self._stepping: list[Any] = []
         self._by_closure = False
         self._outermost: set[int] = set()
@@ -111,7 +111,7 @@ class Order:
         )
         self.position.spanning = next(spanning, None) if wide else None
         standing = tuple(region for region, earlier in regions if earlier and region is not None)
-        self.timeline.emit(Opened(None, (), complete=False, regions=standing))
+        self.timeline.stood(Opened(None, (), complete=False, regions=standing))
         for region, earlier in regions:
             if not earlier:
                 at = None if region is None else region.at
@@ -120,19 +120,12 @@ class Order:
             self._optimizer(optimizer, frame)
         for scaler in scalers:
             self._scaler(scaler, frame)
-        if any(parameter.grad is not None and bool(parameter.grad.any()) for parameter in self.registry.trained()):
+        if self._standing_gradients.found(self.registry.trained()):
             self.position.gradients = True
-            pairs = [
-                (optimizer, named, scaler, name)
-                for optimizer, named in self.registry.optimizers.values()
-                for scaler, name in self.registry.scalers.values()
-                if scaler.is_enabled()
-            ]
-            self._standing_gradients.found([(name, named) for o, named, s, name in pairs if not unscaled(s, o)])
-            for optimizer, named, scaler, name in pairs:
-                if unscaled(scaler, optimizer):
-                    weights = self.registry.weights(parameters_of(optimizer))
-                    self.timeline.emit(Grads(None, (), weights, "unscale", "unscale_", "", name, named))
+            for optimizer, _ in list(self.registry.optimizers.values()):
+                for scaler, _ in list(self.registry.scalers.values()):
+                    if stage_of(scaler, optimizer) != "READY":
+                        self._divides(scaler, optimizer)
 
     def install(self, patches: Patches) -> list[Any]:
         """Puts the patches in place; returns the handles of hooks to remove."""
@@ -244,7 +237,7 @@ class Order:
         def unscale_(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             with self._once(scaler, "unscale_") as first, self._in("unscale"):
                 if first and scaler.is_enabled() and (id(scaler), "step") not in self._scaling:
-                    named, whose = self._scaler(scaler), self._optimizer(optimizer)
+                    named, whose = self._divides(scaler, optimizer)
                     weights = self.registry.weights(parameters_of(optimizer))
                     self.timeline.emit(Grads(here(), (), weights, "unscale", "unscale_", "", named, whose))
                 return original(scaler, optimizer, *args, **kwargs)
@@ -257,13 +250,19 @@ class Order:
                 return original(scaler, optimizer, *args, **kwargs)
             with self._once(scaler, "step") as first:
                 if first:
-                    named, whose = self._scaler(scaler), self._optimizer(optimizer)
-                    self._standing_gradients.stepped(named, whose)
+                    named, whose = self._divides(scaler, optimizer)
                     self.timeline.emit(Step(here(), (), whose, named))
                     self._stepped(optimizer)
                 return original(scaler, optimizer, *args, **kwargs)
 
         return step
+
+    def _divides(self, scaler: Any, optimizer: Any) -> tuple[Named, Named]:
+        """A scaler divides an optimizer's gradients, or did so before the window; the names of both."""
+        named, whose = self._scaler(scaler), self._optimizer(optimizer)
+        stage = stage_of(scaler, optimizer)
+        self._standing_gradients.divides(named, whose, parameters_of(optimizer), stage)
+        return named, whose
 
     def _update(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -463,7 +462,7 @@ class Order:
                 weights = self.registry.weights(halves)
                 name = str(dtype).removeprefix("torch.")
                 took = self.registry.births.place(halves[0])
-                self.timeline.emit(WeightsTake(took, (), weights, name, f"they stand in {name}"))
+                self.timeline.stood(WeightsTake(took, (), weights, name, f"they stand in {name}"))
             cls = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
             plain = cls.startswith("torch.optim.")
             if plain:
@@ -476,7 +475,7 @@ class Order:
             settings = tuple(
                 (name, first[name]) for name in ("eps", "fused") if isinstance(first.get(name), float | bool)
             )
-            self.timeline.emit(Owns(made, (), named, weights, cls, rate, False if plain else None, settings))
+            self.timeline.stood(Owns(made, (), named, weights, cls, rate, False if plain else None, settings))
         return named
 
     def _scaler(self, scaler: Any, frame: FrameType | None = None) -> Named:
@@ -489,14 +488,14 @@ class Order:
             found = ((each, getattr(scaler, f"_{each}", None)) for each in names)
             settings = tuple((each, value) for each, value in found if value is not None)
             made = self.registry.births.place(scaler)
-            self.timeline.emit(ScalerMade(made, (), named, cls, Known(bool(scaler.is_enabled())), settings))
+            self.timeline.stood(ScalerMade(made, (), named, cls, Known(bool(scaler.is_enabled())), settings))
         return named
 
 
-def unscaled(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a scaler has unscaled the gradients of an optimizer since its last update."""
-    states = getattr(scaler, "_per_optimizer_states", {})
-    return getattr(states.get(id(optimizer), {}).get("stage"), "name", "") == "UNSCALED"
+def stage_of(scaler: Any, optimizer: torch.optim.Optimizer) -> str:
+    """How far a scaler has come with an optimizer since its last update: ``READY``, ``UNSCALED`` or ``STEPPED``."""
+    states = getattr(scaler, "_per_optimizer_states", {}) if scaler.is_enabled() else {}
+    return str(getattr(states.get(id(optimizer), {}).get("stage"), "name", "READY"))
 
 
 def regions_in_force() -> list[Region]:

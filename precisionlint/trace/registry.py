@@ -36,6 +36,7 @@ class Registry:
         self.scalers: dict[int, tuple[Any, Named]] = {}
         self.births = Births()
         self._kept: list[nn.Module] = []
+        self._given: list[nn.Module] = []
         self._totals: dict[WeightPath, int] = {}
 
     # -- modules and parameters
@@ -54,6 +55,7 @@ class Registry:
                     f"model: expected a torch.nn.Module, or several in a dict or list, not {type(each).__name__}"
                 )
             self.add_root(each, name)
+            self._given.append(each)
 
     def add_root(self, module: nn.Module, name: str) -> int:
         """Names a module and all under it; what has a name keeps it. Returns the module's number."""
@@ -153,10 +155,16 @@ class Registry:
         return named, True
 
     def trained(self) -> list[torch.Tensor]:
-        """The parameters of all known optimizers, or of all known models where there is none, each once."""
+        """The parameters of all known optimizers, and those of the models that were given of which none is among them
+        (their optimizer may not have been met yet); of all known models where no optimizer is known. Each once.
+        """
         found = {id(p): p for optimizer, _ in self.optimizers.values() for p in parameters_of(optimizer)}
         if not found:
-            found = {id(p): p for p in self.parameters if p.requires_grad}
+            return [each for each in self.parameters if each.requires_grad]
+        for model in self._given:
+            own = [each for each in model.parameters() if each.requires_grad]
+            if not any(id(each) in found for each in own):
+                found |= {id(each): each for each in own}
         return list(found.values())
 
 

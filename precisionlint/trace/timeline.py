@@ -19,9 +19,17 @@ class Timeline:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self._stood = 0
 
     def emit(self, event: Event) -> None:
         self.events.append(event)
+
+    def stood(self, event: Event) -> None:
+        """Says something that held before the window, whenever it is met: an optimizer that is met at its step does not
+        begin another training run.
+        """
+        self.events.insert(self._stood, event)
+        self._stood += 1
 
     def hits(self, select: Collection[str]) -> list[Hit]:
         """What the selected checks find on it, each fault once."""
