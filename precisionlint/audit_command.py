@@ -30,12 +30,13 @@ class Audited:
 
     @property
     def exit_code(self) -> int:
-        """3 where the script failed or the step never came, 1 where a finding stands that the run did not refute, else
-        0.
+        """3 where the script failed or the step never came, 1 where a fault of this run was measured, or read and the
+        step could not have shown it, else 0: what belongs to another configuration, was not reached or was refuted is
+        none of this run.
         """
         if self.failed or self.report is None:
             return 3
-        grave = any(each.finding.severity != "info" and each.verdict != "refuted" for each in self.read)
+        grave = any(each.finding.severity != "info" and each.stands for each in self.read)
         return int(grave or not self.report.ok)
 
 
@@ -66,8 +67,9 @@ def run(
     own = findings
     if findings and known:
         own = _read([path] if path else [], known) + _read(others, known)
-    of_this_run = {(each.rule, each.place) for each in own}
-    read = tuple(judge(each, outcome.report, (each.rule, each.place) in of_this_run, known) for each in findings)
+    of_this_run = {(each.rule, each.place): each for each in own}
+    here = {**known, "torch.cuda.is_available()": outcome.cuda}
+    read = tuple(judge(each, outcome.report, of_this_run.get((each.rule, each.place)), here) for each in findings)
     return Audited(command[0], outcome.report, read, step, outcome.steps, outcome.ended, outcome.failed)
 
 
@@ -76,7 +78,7 @@ def _read(paths: Sequence[str], assume: Mapping[str, Any] | None = None) -> tupl
 
     if not paths:
         return ()
-    return check(paths, assume={name: str(value) for name, value in (assume or {}).items()}).findings
+    return check(paths, assume={name: repr(value) for name, value in (assume or {}).items()}).findings
 
 
 def _source(target: str, module: bool) -> str | None:

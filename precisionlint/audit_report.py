@@ -205,11 +205,14 @@ Verdict = Literal["confirmed", "refuted", "not reached", "another configuration"
 
 @dataclass(frozen=True)
 class Judged:
-    """A finding of ``check``, what the run says of it, and why where that needs words."""
+    """A finding of ``check``, what the run says of it, and why where that needs words. ``stands``: it is a fault of
+    this run as far as anybody knows, measured or of a kind that a step cannot show.
+    """
 
     finding: Finding
     verdict: Verdict
     why: str = ""
+    stands: bool = False
 
 
 def as_json(value: Any) -> Any:

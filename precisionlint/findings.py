@@ -101,6 +101,8 @@ class Finding:
     fix: Fix | None = None
     torch: str = ""
     """The versions of torch in which it is a fault, ``>=2.9`` or ``<2.12``; empty where it is one in all."""
+    decided: tuple[str, ...] = ()
+    """What else it hangs on: what its way decided at branches that none of its places stands in, such as `not args.unscale`."""
 
 
 def best(findings: Iterable[Finding]) -> list[Finding]:

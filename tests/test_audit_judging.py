@@ -15,7 +15,7 @@ from audit_scripts import CLIP_LINE, JSON, TRAINER, Audit, Ran
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precisionlint.audit_judging import configuration_names, judge
-from precisionlint.audit_report import AuditReport
+from precisionlint.audit_report import AuditReport, Judged
 from precisionlint.findings import Finding, Place, Step
 from precisionlint.trace.configuration import values
 
@@ -34,11 +34,12 @@ def test_a_reading_of_another_configuration_is_told_apart_from_one_that_the_run_
     assert verdicts(plain) == [("clip-before-unscale", CLIP_LINE, "another configuration")]
 
 
-def test_a_reading_is_refuted_where_the_run_came_through_all_its_stations_without_the_fault(audit: Audit):
+def test_a_reading_is_not_refuted_where_it_hangs_on_a_branch_that_nobody_can_evaluate(audit: Audit):
     source = TRAINER.replace("if args.unscale:", "if len(model) > 1:")
     ran = audit(source, "--fp16", options=JSON)
-    assert verdicts(ran) == [("clip-before-unscale", CLIP_LINE, "refuted")]
-    assert (ran.code, ran.json["report"]["findings"]) == (0, [])
+    assert verdicts(ran) == [("clip-before-unscale", CLIP_LINE, "not measurable here")]
+    assert ran.json["read"][0]["why"].endswith("whether 'len(Sequential) <= 1' holds here is not known")
+    assert (ran.code, ran.json["report"]["findings"]) == (0, [])  # nothing of it is true of this run
 
 
 TWO_CLIPS = TRAINER.replace(
@@ -114,10 +115,67 @@ def test_a_fault_of_arithmetic_is_confirmed_by_its_line(audit: Audit):
     assert verdicts(audit(SOFTMAX, options=JSON)) == [("softmax-in-half", 12, "confirmed")]
 
 
+SAVED = 'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "last.pt")\n'
+
+
 def test_what_only_a_whole_run_shows_is_not_measurable_in_one_step(audit: Audit):
-    source = TRAINER + 'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "last.pt")\n'
+    source = TRAINER + SAVED
     ran = audit(source, "--fp16", "--unscale", options=JSON)
     assert ("scaler-not-checkpointed", source.count("\n"), "not measurable here") in verdicts(ran)
+
+
+AROUND = """\
+import torch
+from torch import nn
+
+model = nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+
+
+def unused(model, optimizer):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(x).square().mean().backward()
+    optimizer.step()
+
+
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    for step in range(4):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+def test_a_region_that_spans_steps_confirms_nothing_of_another_region(audit: Audit):
+    ran = audit(AROUND, options=JSON)
+    assert verdicts(ran) == [
+        ("backward-under-autocast", 11, "not reached"),
+        ("autocast-around-training-loop", 18, "confirmed"),
+    ]
+
+
+def test_a_backward_in_another_region_than_the_one_that_spans_steps_is_a_fault_of_its_own(audit: Audit):
+    inner = AROUND.replace("    optimizer.step()\n\n\n", "\n\n").replace(
+        "        optimizer.step()", "        unused(model, optimizer)\n        optimizer.step()"
+    )
+    found = [(each["rule"], each["line"]) for each in audit(inner, options=JSON).json["report"]["findings"]]
+    assert found == [("backward-under-autocast", 11), ("autocast-around-training-loop", 14)]
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "code"),
+    [
+        (TRAINER, ("--fp16",), 1),
+        (TRAINER, ("--fp16", "--unscale"), 0),  # another configuration
+        (TRAINER.replace("if args.unscale:", "if len(model) > 1:"), ("--fp16",), 0),  # measured to be sound
+        (TRAINER.replace("    clip_grad_norm_(", "    if len(model) > 5:\n        clip_grad_norm_("), ("--fp16",), 0),
+        (TRAINER + SAVED, ("--fp16", "--unscale"), 1),  # of the whole run, which no step contradicts
+        (TRAINER + SAVED, ("--unscale",), 0),
+    ],
+)
+def test_the_exit_code_tells_of_this_run_alone(audit: Audit, source: str, arguments: tuple[str, ...], code: int):
+    assert audit(source, *arguments).code == code
 
 
 # -- the configuration of a run
@@ -138,6 +196,72 @@ with autocast(enabled=self.amp):
     assert found == {"args.every", "use_amp", "f", "args.deep.er", "args.choice", "self.amp"}
     (tmp_path / "train.py").write_text("if")
     assert configuration_names(str(tmp_path / "train.py")) == set()
+
+
+DECIDED_ELSEWHERE = TRAINER.replace(
+    "    if args.unscale:\n        scaler.unscale_(optimizer)\n", "    divider.divide(scaler, optimizer)\n"
+).replace(
+    "args = parser.parse_args()\n",
+    """\
+args = parser.parse_args()
+yes, one = json.loads('[true, 1]')
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    unscale: bool = yes
+
+
+class Asking:
+    def __init__(self):
+        self.inner = {"unscale": yes}
+
+    def __getattr__(self, name):
+        return self.inner[name]
+
+    @property
+    def divides(self):
+        return self.inner["unscale"]
+
+
+class Divider:
+    unscale = yes
+
+    def __init__(self):
+        self.settings = SETTINGS
+
+    def divide(self, scaler, optimizer):
+        if self.CONDITION:
+            scaler.unscale_(optimizer)
+
+
+divider = Divider()
+""",
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "condition", "known"),
+    [
+        ("None", "unscale", "self.unscale is True"),
+        ("argparse.Namespace(unscale=yes)", "settings.unscale", "self.settings.unscale is True"),
+        ("Slots()", "settings.unscale", "self.settings.unscale is True"),
+        ("{'amp': {'unscale': one}}", "settings['amp']['unscale']", "self.settings['amp']['unscale'] is 1"),
+        ('json.loads(\'{"how": "16"}\')', "settings.get('how') == '16'", "self.settings.get('how') is '16'"),
+        ("Asking()", "settings.unscale", ""),
+        ("Asking()", "settings.divides", ""),
+        ("[yes]", "settings[0]", ""),
+    ],
+)
+def test_settings_that_lie_in_objects_decide_and_those_that_an_object_computes_leave_it_open(
+    audit: Audit, settings: str, condition: str, known: str
+):
+    source = DECIDED_ELSEWHERE.replace("SETTINGS", settings).replace("CONDITION", condition)
+    ran = audit("import dataclasses, json\n" + source, "--fp16", options=JSON)
+    (read,) = ran.json["read"]
+    assert read["verdict"] == ("another configuration" if known else "not measurable here"), read
+    assert read["why"] == known if known else f"self.{condition}" in read["why"], read["why"]
+    assert ran.code == 0
 
 
 class Settings:
@@ -266,46 +390,72 @@ def measured(audit: Audit, source: str, *arguments: str, options: tuple[str, ...
     return outcome[0]
 
 
+def judged(finding: Finding, report: AuditReport) -> Judged:
+    """What the run says of a finding that is read under its own configuration as well."""
+    return judge(finding, report, finding)
+
+
+WIDE = NORM.replace("x.to(torch.bfloat16) if len(sys.argv) > 1 else x", "x.float()").replace(
+    "    nn.functional.cross_entropy(model(x), y).backward()",
+    '    with torch.autocast("cpu", dtype=torch.bfloat16):\n'
+    "        loss = nn.functional.cross_entropy(model(x), y)\n"
+    "    loss.backward()",
+)
+
+
 def test_a_reading_of_arithmetic_is_refuted_where_its_line_ran_and_nothing_there_was_half(audit: Audit):
-    report = measured(audit, NORM)
-    refuted = judge(finding("norm-without-upcast", NORM_LINE), report)
+    report = measured(audit, WIDE)
+    refuted = judged(finding("norm-without-upcast", NORM_LINE), report)
     assert refuted.verdict == "refuted" and refuted.why.endswith("ops there, all in float32")
-    assert judge(finding("norm-without-upcast", NORM_LINE + 6), report).verdict == "not reached"  # nobody calls it
-    assert judge(finding("norm-without-upcast", NORM_LINE, "fp8"), report).verdict == "not measurable here"
-    assert (
-        judge(finding("norm-without-upcast", NORM_LINE), report, of_this_run=False).verdict == "another configuration"
-    )
+    assert judged(finding("norm-without-upcast", NORM_LINE + 6), report).verdict == "not reached"  # nobody calls it
+    assert judged(finding("norm-without-upcast", NORM_LINE, "fp8"), report).verdict == "not measurable here"
+    assert judge(finding("norm-without-upcast", NORM_LINE), report, None).verdict == "another configuration"
+
+
+def test_a_step_that_computes_nothing_in_half_refutes_no_reading_of_half_arithmetic(audit: Audit):
+    other = judged(finding("norm-without-upcast", NORM_LINE), measured(audit, NORM))
+    assert (other.verdict, other.why) == ("another configuration", "nothing in this step is in half precision")
+    bf16 = judged(finding("epsilon-underflow", NORM_LINE), measured(audit, NORM, "half"))
+    assert (bf16.verdict, bf16.why) == ("another configuration", "nothing in this step is in fp16")
+
+
+def test_a_reading_of_arithmetic_is_not_refuted_where_a_branch_there_casts(audit: Audit):
+    branching = WIDE.replace("x = x.float()", "x = x.float() if x.dim() > 1 else x")
+    here = judged(finding("norm-without-upcast", NORM_LINE), measured(audit, branching))
+    said = "the step shows no fault, but whether 'x.dim() > 1' holds here is not known"
+    assert (here.verdict, here.why, here.stands) == ("not measurable here", said, False)
+    masking = WIDE.replace("x = x.float()", "x = x.float()\n        x = x + 1 if x.dim() > 3 else x")
+    assert judged(finding("norm-without-upcast", NORM_LINE + 1), measured(audit, masking)).verdict == "refuted"
 
 
 def test_a_reading_of_arithmetic_is_not_refuted_where_half_numbers_met_its_line(audit: Audit):
     report = measured(audit, NORM, "half")
-    assert judge(finding("norm-without-upcast", NORM_LINE), report).verdict == "confirmed"
-    other = judge(finding("softmax-in-half", NORM_LINE), report)
+    assert judged(finding("norm-without-upcast", NORM_LINE), report).verdict == "confirmed"
+    other = judged(finding("softmax-in-half", NORM_LINE), report)
     assert (other.verdict, other.why) == ("not measurable here", "bfloat16 met its ops, and one step shows no fault")
-    only_fp16 = judge(finding("epsilon-underflow", NORM_LINE), report)
-    assert only_fp16.verdict == "refuted"  # bf16 holds the eps
 
 
 def test_where_the_lines_of_a_finding_only_call_what_computes_those_of_its_way_are_asked(audit: Audit):
-    report = measured(audit, NORM)
+    report = measured(audit, WIDE)
     there = finding("norm-without-upcast", NORM_LINE)
     caller = NORM[: NORM.index("class Norm")].count("\n") + 1  # a line without ops
     through = replace(there, place=replace(there.place, line=caller, end_line=caller), trace=(Step(there.place, ""),))
-    assert judge(through, report).verdict == "refuted"
+    assert judged(through, report).verdict == "refuted"
 
 
 COMPILES = hasattr(TorchDispatchMode, "ignore_compile_internals")
-COMPILED = NORM.replace("x, y = ", "model = torch.compile(model)\nx, y = ")
+COMPILE = ("x, y = ", "model = torch.compile(model)\nx, y = ")
+COMPILED = WIDE.replace(*COMPILE)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None or not COMPILES, reason="inductor needs a compiler and a new torch")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when it imports its compiler
 def test_what_ran_compiled_refutes_nothing_and_is_seen_when_it_is_run_uncompiled(audit: Audit):
     there = finding("norm-without-upcast", NORM_LINE)
-    compiled = judge(there, measured(audit, COMPILED))
+    compiled = judged(there, measured(audit, COMPILED))
     assert (compiled.verdict, compiled.why) == ("not measurable here", "what ran compiled is not seen")
-    assert judge(there, measured(audit, COMPILED, options=("--eager",))).verdict == "refuted"
-    assert judge(there, measured(audit, COMPILED, "half", options=("--eager",))).verdict == "confirmed"
+    assert judged(there, measured(audit, COMPILED, options=("--eager",))).verdict == "refuted"
+    assert judged(there, measured(audit, NORM.replace(*COMPILE), "half", options=("--eager",))).verdict == "confirmed"
 
 
 # -- devices that are not there

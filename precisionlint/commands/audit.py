@@ -11,8 +11,9 @@ from precisionlint.commands.common import Outcome, UsageError, add_color, colore
 
 EXIT_CODES = """\
 exit codes:
-  0  nothing found (findings of severity info do not count)
-  1  at least one error or warning, measured or read
+  0  nothing found in this run (findings of severity info do not count)
+  1  at least one error or warning that was measured, or that check reads and no single step can show;
+     what belongs to another configuration, was not reached or was refuted is none of this run
   2  wrong usage
   3  the script failed, or ended before the step came
 """

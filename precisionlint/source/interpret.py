@@ -109,6 +109,7 @@ class Interpreter:
         self.unrolled: list[int] = []
         self.turns: list[bool] = []  # of each loop being run: whether it is followed item by item
         self.kept: set[str] = set(assume)
+        self.labelled: dict[str, set[Cond]] = {}  # branches in words -> what holds there
         self.mros: dict[Class, list[Value]] = {}
         self.decorator_values: dict[p.Function, tuple[Value, ...]] = {}
         self.registered: set[Any] = set()
@@ -154,9 +155,11 @@ class Interpreter:
 
     def derived(self, key: tuple[Any, ...], text: str, parts: tuple[Value, ...], flow: Flow | None = None) -> Value:
         """A value that is a function of others: the same parts give the same symbol."""
-        if key[0] == "attr" and self.assume:
+        if self.assume and (key[0] in ("attr", "index") or key[:2] == ("pure", "get")):
             for name, value in self.assume.items():
-                if name == key[2] or ("." in name and f".{text}".endswith(f".{name}")):
+                if (name == key[2] and key[0] == "attr") or (
+                    not name.isidentifier() and f".{text}".endswith(f".{name}")
+                ):
                     return value
         sources: frozenset[Sym] = frozenset()
         for part in parts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from precisionlint.checks import Evidence, Hit, Judge
 from precisionlint.checks.base import FROZEN, meets
 from precisionlint.events import Closed, Opened
 from precisionlint.source import program as p
+from precisionlint.source.hanging import hangs_on
 from precisionlint.source.interpret import Interpreter
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.records import BUDGET, NARROW, WIDEST, BudgetError, Coverage, Where
@@ -326,7 +327,7 @@ def read(project: Project, module: ProjectModule, judge: Judge, assume: dict[str
     Reader(it, module).read()
     evidence = {found.fact: it.decided[key] for key, found in it.found.items() if isinstance(found, Evidence)}
     hits = [
-        hit
+        replace(hit, decided=hangs_on(it, key, hit))
         for key, hit in it.found.items()
         if isinstance(hit, Hit)
         and not any(is_answered(it.decided[key], fact, hit.unless, ways) for fact, ways in evidence.items())

@@ -250,6 +250,7 @@ class Run:
             trace=trace,
             fix=None if hit.confidence == "possible" else fix,
             torch=hit.torch,
+            decided=hit.decided,
         )
 
     def count(self, total: Totals, reading: Reading, module: ProjectModule, places: Places) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Iteration
@@ -152,6 +153,8 @@ def do_if(it: Interpreter, instr: p.If, state: State, after: list[State], exits:
     for side, branch in [(True, state)] if several else it.fork(state, test):
         block = instr.then if side else instr.other
         label = "" if instr.quiet else branch_label(it, branch, instr.test, side)
+        if label and (cond := as_cond(opened_up(it, test))) is not None:
+            it.labelled.setdefault(label, set()).add(replace(cond, positive=cond.positive == side))
         if not block.code:
             sides.append((label, [branch]))
             continue

@@ -43,6 +43,8 @@ class Fault:
     training: bool = True
     at: Place | None = None
     """Where it stands, if not at ``origin``."""
+    region: Place | None = None
+    """Where the autocast region is entered that it is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +329,7 @@ def products_of_copies(flow: Dataflow, args: tuple[Any, ...], kwargs: dict[str, 
                 "never refreshed, and the model stops learning; enter the region anew for each forward",
                 ((call.origin, "a forward inside it, after a step"),),
                 at=spanning.at,
+                region=spanning.at,
             )
         )
     elif copy is not None:
@@ -341,5 +344,6 @@ def products_of_copies(flow: Dataflow, args: tuple[Any, ...], kwargs: dict[str, 
                     (copy.origin, "the weight is cast, and kept by the region's cache"),
                     (call.origin, "the old copy is used again"),
                 ),
+                region=None if flow.position.region is None else flow.position.region.at,
             )
         )

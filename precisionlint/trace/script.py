@@ -61,6 +61,8 @@ class Outcome:
     failed: bool
     configuration: Mapping[str, Any]
     """Of the names that were asked about, those with a plain value where the window was opened or the optimizer stepped."""
+    cuda: bool
+    """Whether the machine has CUDA."""
     files: tuple[str, ...]
     """The project's own Python files that the script had loaded in the end: those below its folder or the current one."""
 
@@ -293,7 +295,9 @@ def run(
     report = watch.report
     if report is not None and watch.folder != start:
         report = rebased(report, watch.folder)
-    return Outcome(report, watch.total, ended or "ended by itself", failed, watch.configuration, files)
+    return Outcome(
+        report, watch.total, ended or "ended by itself", failed, watch.configuration, torch.cuda.is_available(), files
+    )
 
 
 def own_files(roots: Iterable[str]) -> tuple[str, ...]:

@@ -54,6 +54,8 @@ MUCH_UNDERFLOW = 0.01
 """From which share of a gradient's sum of magnitudes on its underflow is a fault: what is small and many is nothing."""
 JUDGED_AND_MEASURED = frozenset({"adam-epsilon-underflow"})
 """Rules that a check finds on the timeline, and of which the step shows what came of it."""
+ENTERED = "autocast is entered"
+"""How a station at which a region begins is told, by the checks as well."""
 COMPENSATED = ("kahan", "comp", "master", "residual", "shift", "fp32")
 """Words in the names of optimizer state that keeps what rounding would lose."""
 
@@ -70,7 +72,8 @@ def of_dataflow(flow: Dataflow, recorder: Recorder, trained: bool) -> Iterator[F
     for fault in flow.faults.values():
         at = fault.at or _place(recorder, fault.origin)
         if at is not None and (trained or not fault.training):
-            stations = ((_place(recorder, origin), text) for origin, text in fault.trace)
+            stations = [(_place(recorder, origin), text) for origin, text in fault.trace]
+            stations.insert(0, (fault.region, ENTERED))
             yield finding(fault.rule, fault.message, at, (Step(where, text) for where, text in stations if where))
 
 
@@ -274,13 +277,19 @@ def of_scales(collapsed: Mapping[Place, tuple[Named, float]]) -> Iterator[Findin
         )
 
 
+def _region(finding: Finding) -> Place | None:
+    """Where the autocast region of a finding about one is entered; None for one of before the window."""
+    entered = [step.place for step in finding.trace if step.message.endswith(ENTERED)]
+    return entered[0] if entered else None
+
+
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """One fault, one name: what was measured of half weights joins the finding that names them; one finding for each
     place and rule.
     """
     found = list(findings)
-    if any(each.rule == "autocast-around-training-loop" for each in found):
-        found = [each for each in found if each.rule != "backward-under-autocast"]  # the same region is the fault
+    around = {_region(each) for each in found if each.rule == "autocast-around-training-loop"}
+    found = [each for each in found if each.rule != "backward-under-autocast" or _region(each) not in around]
     storage = [each for each in found if each.rule == "bf16-only-weights"]
     measured = [each for each in found if each.rule == "lost-updates"]
     if storage and measured:
