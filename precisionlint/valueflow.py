@@ -149,11 +149,13 @@ class Touched(Event):
 @dataclass(frozen=True, slots=True)
 class Defined(Event):
     """The project's own op is defined, whose inputs' dtypes matter and which brings them to none by itself: an autograd.Function without
-    custom_fwd, or an op of torch.library without an autocast rule. ``mixes``: it takes weights beside activations, by their names."""
+    custom_fwd, or an op of torch.library without an autocast rule. ``mixes``: it takes weights beside activations, by their names. ``launches``: a kernel of
+    its own computes, not PyTorch's ops."""
 
     name: str
     kind: Literal["function", "op"]
     mixes: bool
+    launches: bool = False
 
 
 @dataclass(frozen=True, slots=True)

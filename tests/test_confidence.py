@@ -228,6 +228,70 @@ def test_a_function_that_autocast_does_not_concern_is_not_told(tmp_path: Path, c
     assert {each.rule for each in found(tmp_path, select=["all"])} == {"unregistered-custom-op"}
 
 
+KERNELS = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def forward_kernel(q_ptr, k_ptr, out_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.dot(tl.load(q_ptr + at), tl.load(k_ptr + at)))
+
+
+def launched(q, k):
+    out = torch.empty(q.shape[0], device=q.device, dtype=torch.float32)
+    forward_kernel[(1,)](q, k, out, BLOCK=64)
+    return out
+
+
+class Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k):
+        ctx.save_for_backward(q, k)
+        return launched(q, k)
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k = ctx.saved_tensors
+        return launched(grad, k), launched(grad, q)
+
+
+@torch.library.custom_op("mine::scores", mutates_args=())
+def scores(q: torch.Tensor, k: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    lengths = lengths.to(torch.int32)
+    return launched(q, k)
+"""
+
+
+def test_kernels_that_take_several_inputs_as_they_come_are_possible_even_under_autocast(tmp_path: Path) -> None:
+    project(tmp_path, library=KERNELS)
+    possible = {(rule, "possible", "info") for rule in OWN_RULES}
+    assert grades(found(tmp_path, select=["all"])) == possible
+    project(tmp_path, region=AUTOCAST, library=KERNELS)
+    assert found(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("ctx.save_for_backward(q, k)", "ctx.save_for_backward(q)"),
+        ("out = torch.empty(", "q, k = q.float(), k.float()\n    out = torch.empty("),
+        ("out = torch.empty(", "k = k.to(q.dtype)\n    out = torch.empty("),
+        ("tl.load(q_ptr + at), tl.load(k_ptr + at)", "tl.load(q_ptr + at).to(tl.float32), tl.load(k_ptr + at).to(tl.float32)"),
+    ],
+    ids=["one input", "casts in a helper", "aligned in a helper", "the kernel casts what it loads"],
+)  # fmt: skip
+def test_kernels_whose_inputs_are_one_or_brought_to_one_dtype_are_not_told(
+    tmp_path: Path, change: tuple[str, str]
+) -> None:
+    assert change[0] in KERNELS
+    one = change[1].endswith("(q)")
+    project(tmp_path, library=KERNELS.replace(*change).replace("k: torch.Tensor", "k: int" if one else "k: torch.Tensor"))
+    assert found(tmp_path, select=["custom-ops"], min_confidence="possible") == []
+
+
 def test_an_op_with_a_rule_for_autocast_is_not_told(tmp_path: Path) -> None:
     registered = OWN + "\n\ntorch.library.register_autocast(scatter, 'cuda', torch.bfloat16)\n"
     project(tmp_path, region=AUTOCAST, library=registered)

@@ -19,12 +19,12 @@ def unregistered_custom_op(state: None, event: CustomOp | Defined) -> Iterator[A
     what = f"Triton kernel '{event.name}'" if event.kind == "launch" else f"custom op '{event.name}'"
     remedy = "cast them before the launch" if event.kind == "launch" else "register_autocast says what it wants"
     if isinstance(event, Defined):
-        if event.mixes:
-            yield defined(
-                event,
-                "unregistered-custom-op",
-                f"{what} has no autocast rule: under autocast its weights stay fp32 while the activations beside them come in half; {remedy}",
-            )
+        comes = (
+            "its weights stay fp32 while the activations beside them come in half"
+            if event.mixes
+            else "its inputs arrive as they are, and where some of them are half and some fp32 nothing brings them to one dtype"
+        )
+        yield defined(event, "unregistered-custom-op", f"{what} has no autocast rule: under autocast {comes}; {remedy}")
     elif event.region is not None and not event.autocast:
         yield Hit(
             "unregistered-custom-op",
@@ -43,12 +43,14 @@ def function_without_custom_fwd(state: None, event: CustomOp | Defined) -> Itera
         return
     what = f"autograd.Function '{event.name}'"
     if isinstance(event, Defined):
-        yield defined(
-            event,
-            "function-without-custom-fwd",
-            f"{what} has no custom_fwd and custom_bwd: under autocast its forward is cast and its backward is not, and what it saved has "
-            "another dtype than the gradient that comes back",
+        differs = (
+            "the inputs of its kernels arrive as they are, half and fp32 mixed, and what it saved may have another dtype than the gradient "
+            "that comes back; custom_fwd(cast_inputs=…) brings them to one"
+            if event.launches
+            else "its forward is cast and its backward is not, and what it saved has another dtype than the gradient that comes back"
         )
+        what = f"{what} has no custom_fwd and custom_bwd"
+        yield defined(event, "function-without-custom-fwd", f"{what}: under autocast {differs}")
     elif event.region is not None and not event.autocast:
         yield Hit(
             "function-without-custom-fwd",

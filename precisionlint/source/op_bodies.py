@@ -14,15 +14,33 @@ CASTS = re.compile(
 )
 """How a body brings its inputs to one dtype by itself."""
 
-ALIGNS = re.compile(r"\.to\([\w.]+\.dtype\b|\btype_as\(|\.dtype [!=]= ")
+ALIGNS = re.compile(r"\.to\([\w.]+\.dtype\b|\btype_as\(|\.dtype [!=]= (?!torch\.)|\b(?:assert|if) [^\n]*\.dtype [!=]= ")
 """How a body brings one input to the dtype of another, or asks for them to agree."""
 
 MULTIPLIES = re.compile(r" @ |matmul\(|mm\(|einsum\(|\blinear\(|\bconv\w*\(")
 LAUNCHES = re.compile(r"\[grid|\w\[\(|kernel|_cuda\b|triton|_ext\.|kernels\.")
 WEIGHTS = re.compile(r"(?:\w*_)?(?:weights?|bias(?:es)?|gamma|w\d?|W\d?)|D?W\d?")
 """Parameters by their name: what is kept in fp32 where the activations beside it come in half."""
+COUNTS = re.compile(r"ind(?:ex|ices)|idx|_?ids?$|len|ptr|mask|offset|size|seed|num|count|rows|cols|map|order|group")
+"""Inputs that are integers, by their name."""
+MADE = re.compile(
+    r"\b(?:new_)?(?:empty|zeros|ones|full)(?:_like)?\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\.to\((?:torch|tl)\.u?(?:int|long|bool)\w*\)"
+)
+"""A tensor that is made, and a cast to integers: their dtypes say nothing of the inputs'."""
+LOADED = re.compile(r"\btl\.load\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)(\.to\()?")
 
 
 def settles(body: str) -> bool:
     """Whether a body brings its inputs to one dtype by itself."""
     return CASTS.search(body) is not None
+
+
+def allocates_wide(body: str) -> bool:
+    """Whether all that looks like a cast in a body is the dtype of what it makes to be filled."""
+    return not settles(MADE.sub("", body))
+
+
+def loads_cast(body: str) -> bool:
+    """Whether the Triton kernels of a text cast whatever they load, at once."""
+    loads = LOADED.findall(body)
+    return bool(loads) and all(loads)

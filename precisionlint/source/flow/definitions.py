@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from precisionlint.source.op_bodies import ALIGNS, LAUNCHES, MULTIPLIES, WEIGHTS, settles
+from precisionlint.source.op_bodies import (
+    ALIGNS,
+    COUNTS,
+    LAUNCHES,
+    MULTIPLIES,
+    WEIGHTS,
+    allocates_wide,
+    loads_cast,
+    settles,
+)
 from precisionlint.valueflow import Defined
 
 if TYPE_CHECKING:
     from precisionlint.source.flow.evaluate import Frame
     from precisionlint.source.flow.heap import Class
 
+FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
+
 REGISTERS = b"register_autocast"
 OPS = frozenset({"torch.library.custom_op", "torch.library.triton_op"})
+HELPERS = 8
+"""So many functions that a body calls are read as part of it."""
 
 
 def function(frame: Frame, cls: Class) -> None:
@@ -24,34 +38,104 @@ def function(frame: Frame, cls: Class) -> None:
     if any("custom_fwd" in ast.unparse(each) for each in forward.node.decorator_list):
         return
     backward = cls.methods.get("backward")
-    if backward is not None and settles(ast.unparse(backward.node)):
+    back = ast.unparse(backward.node) if backward is not None else ""
+    if settles(back) and not allocates_wide(back):
         return
     setup = cls.methods.get("setup_context")
     kept = setup.node if setup is not None else forward.node
     if "save_for_backward" in ast.unparse(kept):
-        tell(frame, cls.node, forward.node, "function", skip=1)
+        names = parameters(forward.node)[1:]
+        tell(frame, cls.node, forward.node, "function", names, len(saved(kept) & set(names)) > 1, cls, settles(back))
 
 
-def op(frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+def op(frame: Frame, node: FunctionDef) -> None:
     """Tells of an op made with torch.library in a file that registers none with autocast."""
     for decorator in node.decorator_list:
         made = frame.expr(decorator.func) if isinstance(decorator, ast.Call) else None
         if made is not None and made.name in OPS and REGISTERS not in frame.source.file.data:
-            tell(frame, node, node, "op")
+            tell(frame, node, node, "op", parameters(node), len(tensors(node)) > 1)
+
+
+def parameters(node: FunctionDef) -> list[str]:
+    return [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+
+
+def tensors(node: FunctionDef) -> list[str]:
+    """The inputs that are tensors of numbers, by their annotations and names."""
+    return [
+        each.arg
+        for each in (*node.args.posonlyargs, *node.args.args)
+        if each.annotation is not None
+        and ast.unparse(each.annotation).rpartition(".")[2] == "Tensor"
+        and not COUNTS.search(each.arg)
+    ]
+
+
+def saved(node: ast.AST) -> set[str]:
+    """The variables that are kept for the backward."""
+    return {
+        arg.id
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "save_for_backward"
+        for arg in call.args
+        if isinstance(arg, ast.Name)
+    }
 
 
 def tell(
     frame: Frame,
-    at: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef,
-    node: ast.FunctionDef | ast.AsyncFunctionDef,
+    at: FunctionDef | ast.ClassDef,
+    node: FunctionDef,
     kind: Literal["function", "op"],
-    skip: int = 0,
+    names: list[str],
+    several: bool,
+    cls: Class | None = None,
+    settled: bool = False,
 ) -> None:
-    """Tells of an op if its body multiplies, or hands a weight to a kernel, and casts nothing. ``skip``: parameters that are no inputs."""
+    """Tells of an op if its body multiplies, or hands a weight or several inputs to a kernel, and casts nothing.
+
+    ``names``: its inputs; ``several``: it takes, or keeps, more than one tensor; ``settled``: its backward may bring all to one dtype.
+    """
     body = "\n".join(ast.unparse(each) for each in node.body)
-    names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)][skip:]
+    called = list(helpers(frame, node, cls))
+    whole = "\n".join([body, *(ast.unparse(each) for each in called if not is_kernel(each))])
+    if (settles(whole) and not allocates_wide(whole)) or ALIGNS.search(whole):
+        return
+    if loads_cast("\n".join(ast.unparse(each) for each in called if is_kernel(each))):
+        return
     sizes = {"W", "w"} if {"H", "h"} & set(names) else set()
     mixes = any(WEIGHTS.fullmatch(name) for name in names if name not in sizes) and len(names) > 1
-    if settles(body) or ALIGNS.search(body) or not (MULTIPLIES.search(body) or (mixes and LAUNCHES.search(body))):
-        return
-    frame.tell(Defined(frame.at(at), (), at.name, kind, mixes))
+    by_itself = not settled and not settles(whole) and (MULTIPLIES.search(body) or (mixes and LAUNCHES.search(body)))
+    launches = LAUNCHES.search(whole) is not None
+    if by_itself or (several and (launches or (kind == "op" and MULTIPLIES.search(whole)))):
+        frame.tell(Defined(frame.at(at), (), at.name, kind, bool(by_itself) and mixes, not MULTIPLIES.search(body)))
+
+
+def is_kernel(node: FunctionDef) -> bool:
+    return any(ast.unparse(each).startswith("triton.") for each in node.decorator_list)
+
+
+def helpers(frame: Frame, node: FunctionDef, cls: Class | None) -> Iterator[FunctionDef]:
+    """The functions of this file that a body calls or launches, and those that they call."""
+    todo = [node]
+    seen = [node]
+    while todo and len(seen) <= HELPERS:
+        for call in ast.walk(todo.pop()):
+            called = definition(frame, call.func, cls) if isinstance(call, ast.Call) else None
+            if called is not None and called not in seen:
+                seen.append(called)
+                todo.append(called)
+                yield called
+
+
+def definition(frame: Frame, func: ast.expr, cls: Class | None) -> FunctionDef | None:
+    """The function of this file that is called, by its name, as a method of the op's own class, or as a kernel over a grid."""
+    if isinstance(func, ast.Subscript):
+        func = func.value
+    if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and cls is not None:
+        method = cls.methods.get(func.attr) if func.value.id in ("cls", cls.node.name) else None
+        return method.node if method is not None and isinstance(method.node, FunctionDef) else None
+    made = frame.source.makers.get(func.id, []) if isinstance(func, ast.Name) else []
+    return next((each for each in made if isinstance(each, FunctionDef)), None)
