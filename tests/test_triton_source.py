@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from precisionlint import check
+from precisionlint.findings import Confidence
 
 RULES = (
     "triton-half-accumulator",
@@ -19,12 +20,12 @@ HEAD = (
 )
 
 
-def found(tmp_path: Path, body: str, after: str = "") -> list[tuple[str, str]]:
+def found(tmp_path: Path, body: str, after: str = "", least: Confidence = "likely") -> list[tuple[str, str]]:
     """(rule, confidence) of what is found in a kernel of that body, and in what follows it."""
     path = tmp_path / "kernels.py"
     lines = "".join(f"    {line}\n" for line in body.strip("\n").splitlines())
     path.write_text(f"{HEAD}{lines}\n\n{after}", encoding="utf-8")
-    report = check([str(path)], select=RULES, isolated=True)
+    report = check([str(path)], select=RULES, isolated=True, min_confidence=least)
     assert report.errors == ()
     return [(finding.rule, finding.confidence) for finding in report.findings]
 
@@ -324,6 +325,29 @@ def test_what_callers_hand_in_is_summed_in_their_dtype_and_that_is_likely(tmp_pa
 )  # fmt: skip
 def test_sums_of_what_is_not_the_callers_half_are_silent(tmp_path: Path, body: str, after: str):
     assert found(tmp_path, body, after) == []
+
+
+PARTS = """@triton.jit
+def reduce(partial_ptr, y_ptr, BLOCK: tl.constexpr):
+    tl.store(y_ptr, tl.sum(tl.load(partial_ptr + tl.arange(0, BLOCK))))
+
+
+def launch(x):
+    partial = torch.empty(8, {dtype})
+    reduce[(1,)](partial, x, BLOCK=8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "told"),
+    [("dtype=x.dtype", True), ("dtype=torch.float32", False), ("", False)],
+    ids=["the caller's", "fp32", "torch's default"],
+)
+def test_partial_sums_that_the_file_makes_in_the_callers_dtype_are_summed_in_it(tmp_path: Path, dtype: str, told: bool):
+    parts = PARTS.format(dtype=dtype)
+    expected = [("triton-half-reduction", "possible")] if told else []
+    assert found(tmp_path, WIDENING, parts, "possible") == expected
+    assert found(tmp_path, WIDENING, parts.replace("partial", "partial_count"), "possible") == []
 
 
 def test_what_a_kernel_narrows_to_the_callers_dtype_counts_on_every_path(tmp_path: Path):
