@@ -288,7 +288,9 @@ def test_kernels_whose_inputs_are_one_or_brought_to_one_dtype_are_not_told(
 ) -> None:
     assert change[0] in KERNELS
     one = change[1].endswith("(q)")
-    project(tmp_path, library=KERNELS.replace(*change).replace("k: torch.Tensor", "k: int" if one else "k: torch.Tensor"))
+    project(
+        tmp_path, library=KERNELS.replace(*change).replace("k: torch.Tensor", "k: int" if one else "k: torch.Tensor")
+    )
     assert found(tmp_path, select=["custom-ops"], min_confidence="possible") == []
 
 

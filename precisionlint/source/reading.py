@@ -29,6 +29,7 @@ Ways = list[dict[Sym, Fact]]
 
 CUDA = re.compile(r"\.cuda\b|[\"']cuda|torch\.cuda\.")
 HALF = re.compile(r"autocast|bfloat16|float16|[bf][pf]?16\b|\.half\(|\bamp\b|deepspeed|[Aa]ccelerat|lightning")
+BENCHMARK = re.compile(r"(?:^|\.)cudnn\.benchmark$")
 ROOT_STATES = 4
 """From how many of the states that a file's top level (or a class's __init__) leaves its other roots start."""
 STAGES = "_per_optimizer_states"
@@ -295,9 +296,21 @@ def opens(wide: State, narrow: State, obj: Value) -> bool:
 def opened(module: ProjectModule, text: str, complete: bool) -> Opened:
     """What is known of a program before it runs."""
     device = module.project.device or ("cuda" if CUDA.search(text) else "")
-    node = torch_import(module) if device == "cuda" else None
+    node = (tuned(module) or torch_import(module)) if device == "cuda" else None
     at = Where(module, node, ()) if node is not None else None
     return Opened(at, (), complete, "cuda" if node is not None else "")
+
+
+def tuned(module: ProjectModule) -> Any:
+    """The first statement that sets cuDNN's benchmark: where a program says how its GPU is to compute."""
+    if "cudnn.benchmark" not in module.text:
+        return None
+    sets = (
+        node
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Assign) and any(BENCHMARK.search(ast.unparse(target)) for target in node.targets)
+    )
+    return min(sets, key=lambda node: node.lineno, default=None)
 
 
 def torch_import(module: ProjectModule) -> Any:

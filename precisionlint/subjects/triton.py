@@ -38,7 +38,9 @@ NOT_FOLLOWING = re.compile(
 )
 """Pointers whose numbers are fp32 or integers whatever the caller's tensors are, by their names."""
 PARTIAL = re.compile(r"acc|part|tmp|buf|(?:^|_)ws|work|sum|mean|var", re.IGNORECASE)
-INTEGERS = re.compile(r"lock|count|idx|ind|len|seq|mask|pos|off|num|label|target|split|start|end|cu_|rank|expert|id(?:s|_|$)|size", re.I)
+INTEGERS = re.compile(
+    r"lock|count|idx|ind|len|seq|mask|pos|off|num|label|target|split|start|end|cu_|rank|expert|id(?:s|_|$)|size", re.I
+)
 """Of these, the ones that hold sums of the tensors' numbers, and those that hold none: where the file itself makes the first in the dtype
 of a tensor, it is that and not fp32."""
 AWARE = re.compile(
@@ -123,7 +125,9 @@ class _Kernel:
         found = self.launched.get(pointer, NOTHING) if self.launched is not None else elsewhere
         if NOT_FOLLOWING.search(pointer):
             sums = PARTIAL.search(pointer) is not None and not INTEGERS.search(pointer)
-            kept = found if asked else (each for each in found if each.dtype != FOLLOWS or (sums and each.at is not None))
+            kept = (
+                found if asked else (each for each in found if each.dtype != FOLLOWS or (sums and each.at is not None))
+            )
             found = frozenset(replace(each, handed=False) if each.dtype == FOLLOWS else each for each in kept)
         return frozenset(replace(each, of=frozenset({pointer})) if each.dtype == FOLLOWS else each for each in found)
 

@@ -76,9 +76,7 @@ def saved(node: ast.AST) -> set[str]:
     return {
         arg.id
         for call in ast.walk(node)
-        if isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
-        and call.func.attr == "save_for_backward"
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "save_for_backward"
         for arg in call.args
         if isinstance(arg, ast.Name)
     }
