@@ -149,8 +149,8 @@ class Touched(Event):
 @dataclass(frozen=True, slots=True)
 class Defined(Event):
     """The project's own op is defined, whose inputs' dtypes matter and which brings them to none by itself: an autograd.Function without
-    custom_fwd, or an op of torch.library without an autocast rule. ``mixes``: it takes weights beside activations, by their names. ``launches``: a kernel of
-    its own computes, not PyTorch's ops."""
+    custom_fwd, or an op of torch.library without an autocast rule. ``mixes``: it takes weights beside activations, by their names.
+    ``launches``: a kernel of its own computes, not PyTorch's ops."""
 
     name: str
     kind: Literal["function", "op"]
