@@ -123,10 +123,12 @@ class Computed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Called(Event):
-    """An outside API is called that computes nothing by itself: a constructor, a setting, a registration."""
+    """An outside API is called that computes nothing by itself: a constructor, a setting, a registration. ``placed``, of an autocast region
+    for CUDA: where the code around it puts its tensors (see ``source/flow/devices.py``)."""
 
     value: Value
     scope: Scope
+    placed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,6 +226,9 @@ def autocast_float32_dtype(state: None, event: Called) -> Iterator[Any]:
 @FAMILY.rule("autocast-device-mismatch", Called)
 def autocast_device_mismatch(state: None, event: Called) -> Iterator[Any]:
     made = event.value
+    if event.placed:
+        yield for_cuda_alone(event)
+        return
     if made.name not in ("torch.autocast", "torch.amp.autocast"):
         return
     device = made.option("device_type", 0)
@@ -279,6 +282,19 @@ def device_of(value: Value) -> str:
         if isinstance(owner, Value) and owner.op == "constructed" and PRETRAINED.search(owner.name):
             return "a pretrained model"
     return ""
+
+
+def for_cuda_alone(event: Called) -> Hit:
+    off = event.value.option("enabled", 2 if event.value.name.count(".") < 3 else 0)
+    does = "switches nothing off" if off is not None and off.constant is False else "does nothing"
+    return Hit(
+        "autocast-device-mismatch",
+        event.at,
+        f"autocast is for CUDA, written out, where tensors are on {event.placed}: on any other device the region {does}; pass the type of "
+        "that device (x.device.type)",
+        (),
+        confidence="possible",
+    )
 
 
 def not_text(event: Called, device: Value) -> Hit:

@@ -87,6 +87,7 @@ class Frame:
         self.decorating = False
         self.gone = False  # the path has returned, raised or left its loop
         self.owner: Class | None = None
+        self.function: Function | None = None
 
     # -- calls in
 
@@ -94,7 +95,7 @@ class Frame:
         """The parameters: arguments where they are given, defaults or inputs that nobody knows where not."""
         spec = function.node.args
         positional = [*spec.posonlyargs, *spec.args]
-        self.owner = function.owner
+        self.owner, self.function = function.owner, function
         values = list(args)
         if receiver is not None and not is_static(function.node):
             values.insert(0, receiver)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Region
 from precisionlint.source.flow import ops
+from precisionlint.source.flow.devices import placed
 from precisionlint.source.flow.heap import NOTHING
 from precisionlint.source.flow.joins import element
 from precisionlint.valueflow import (
@@ -429,13 +430,15 @@ def autocast(frame: Frame, name: str, args: list[Value], options: dict[str, Valu
     made = Value(
         "constructed", tuple(args), UNKNOWN, at, name, options=options, ref="decorator" if frame.decorating else None
     )
-    frame.tell(Called(at, (), made, frame.scope))
-    enabled_value = made.option("enabled", 2 if shift else 0)
-    dtype_value = made.option("dtype", 1)
     device_value = made.option("device_type", 0) if shift else None
     device = device_of_class
     if device_value is not None and device_value.op == "constant" and isinstance(device_value.constant, str):
         device = device_value.constant.partition(":")[0]
+    literal = getattr(device_value.at, "node", None) if device_value is not None else None
+    written = device == "cuda" and (not shift or literal in (*node.args, *(each.value for each in node.keywords)))
+    frame.tell(Called(at, (), made, frame.scope, placed(frame, bool(shift)) if written else ""))
+    enabled_value = made.option("enabled", 2 if shift else 0)
+    dtype_value = made.option("dtype", 1)
     enabled: bool | None = True
     if enabled_value is not None:
         enabled = (
