@@ -188,15 +188,18 @@ class AuditReport:
         Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
 
     def print(self, *, all: bool = False, color: bool | None = None, file: TextIO | None = None) -> None:
-        """Prints the report; ``all``: every finding, op and cast in full; ``color`` None: on a terminal."""
+        """Prints the report; ``all``: every finding, op and cast in full; ``color`` None: on a terminal, unless NO_COLOR
+        is set.
+        """
         import sys
 
         from precisionlint.report.audit_text import render
+        from precisionlint.report.color import colored
         from precisionlint.report.layout import width_of
 
         stream = file or sys.stdout
-        colored = stream.isatty() if color is None else color
-        for line in render(self, color=colored, all=all, width=width_of(stream)):
+        styled = colored("auto", stream) if color is None else color
+        for line in render(self, color=styled, all=all, width=width_of(stream)):
             print(line, file=stream)
 
 

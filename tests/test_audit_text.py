@@ -14,6 +14,7 @@ import precisionlint
 from precisionlint.audit_report import AuditReport, Judged, OpRecord, Station, UpdateRecord, Verdict
 from precisionlint.findings import Finding, Place
 from precisionlint.report.audit_text import render
+from precisionlint.report.layout import table
 
 BF16 = torch.bfloat16
 
@@ -89,10 +90,10 @@ def report() -> AuditReport:
 
 def test_a_model_of_48_layers_with_findings_fits_on_a_screen(report: AuditReport):
     page = list(render(report))
-    assert len(page) <= 45 and max(map(len, page)) <= 120
+    assert len(page) <= 40 and max(map(len, page)) <= 120
     assert len(report.findings) == 3
     assert abs(len(page) - len(list(render(audited(2))))) <= 1  # it grows with kinds of modules, not with layers
-    assert len(list(render(report, width=100))) <= 50
+    assert len(list(render(report, width=100))) <= 46
 
 
 def test_the_page_has_the_verdict_first_then_findings_order_ops_storage_and_settings(report: AuditReport):
@@ -254,6 +255,55 @@ def test_nothing_of_the_program_reaches_the_terminal_as_a_command():
         told(findings=(found, found), ops=(op,), order=(Station(evil, place),), notes=(evil,), name=evil, error=evil)
     )
     assert not any("\x1b" in line for line in page)
+    styled = render(told(findings=(found,), ops=(op,), notes=(evil,), name=evil, error=evil), color=True, all=True)
+    assert not any("\x1b" in CODES.sub("", line) for line in styled)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+CODES = re.compile(r"\x1b\[[\d;]*m")
+
+
+def test_colours_are_on_a_terminal_alone_and_change_no_character(report: AuditReport, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    page = list(render(report))
+    for all in (False, True):
+        styled = list(render(report, color=True, all=all))
+        assert [CODES.sub("", line) for line in styled] == list(render(report, all=all))
+        assert any("\x1b[1;33mwarning\x1b[0m" in line for line in styled)
+    terminal = Terminal()
+    report.print(file=terminal)
+    assert CODES.search(terminal.getvalue()) and CODES.sub("", terminal.getvalue()).splitlines() == page
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as quiet:
+            quiet.setenv(name, value)
+            terminal = Terminal()
+            report.print(file=terminal)
+            assert terminal.getvalue().splitlines() == page
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a pipe is one whatever a variable says
+    pipe = io.StringIO()
+    report.print(file=pipe)
+    assert pipe.getvalue().splitlines() == page
+
+
+def test_widths_count_the_cells_of_a_terminal():
+    from rich.cells import cell_len
+
+    wide = "\u6ce8\u610f\u529b"  # three characters in six cells
+    ops = [
+        OpRecord("mm", "forward", name, None, ("float32",), "float32", (kind,), 1, 8, family=f"f{number}", verdict=wide)
+        for number, (name, kind) in enumerate([(f"{wide}.{'x' * 200}", "float32"), ("narrow", "bfloat16")])
+    ]
+    page = list(render(told(ops=tuple(ops), notes=(" ".join([wide] * 60),))))
+    assert all(cell_len(line) <= 120 for line in page)
+    assert any(line.endswith("\u2026") for line in page)
+    casts = list(table([(wide, "1"), ("narrow", "2")]))
+    assert [cell_len(line[: line.index(end)]) for line, end in zip(casts, "12", strict=True)] == [8, 8]
 
 
 def test_a_stream_that_is_no_terminal_gets_the_width_of_a_pipe(report: AuditReport, monkeypatch: pytest.MonkeyPatch):
@@ -261,10 +311,6 @@ def test_a_stream_that_is_no_terminal_gets_the_width_of_a_pipe(report: AuditRepo
     pipe = io.StringIO()
     report.print(file=pipe)
     assert pipe.getvalue().splitlines() == list(render(report, width=120))
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
 
     terminal = Terminal()
     report.print(file=terminal)

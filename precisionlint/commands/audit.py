@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Iterable
 
-from precisionlint.commands.common import Outcome, UsageError, add_color, colored, complain
+from precisionlint.commands.common import Outcome, UsageError, add_color, complain
+from precisionlint.report.color import colored
 
 EXIT_CODES = """\
 exit codes:

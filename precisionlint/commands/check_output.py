@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from precisionlint.commands.common import UsageError, colored
+from precisionlint.commands.common import UsageError
 from precisionlint.findings import Report
 from precisionlint.report import outputs
+from precisionlint.report.color import colored
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TextIO
 
 from precisionlint.errors import InputError
 
@@ -39,13 +37,6 @@ def words(text: str) -> list[str]:
     if not words:
         raise argparse.ArgumentTypeError("names no rule")
     return words
-
-
-def colored(choice: str, stream: TextIO | None) -> bool:
-    if choice != "auto":
-        return choice == "always"
-    quiet = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return stream is not None and stream.isatty() and not quiet
 
 
 def complain(message: str) -> None:

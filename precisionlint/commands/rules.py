@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from precisionlint import catalogue
-from precisionlint.commands.common import Outcome, add_color, colored
+from precisionlint.commands.common import Outcome, add_color
+from precisionlint.report.color import colored
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

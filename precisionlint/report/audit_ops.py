@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from precisionlint.audit_report import AuditReport, CastRecord, OpRecord
 from precisionlint.findings import Place
 from precisionlint.report.excerpt import shown
-from precisionlint.report.layout import share, size, table
+from precisionlint.report.layout import cut, share, size, table
 from precisionlint.report.text import counted
 
 PHASES = {
@@ -55,6 +55,14 @@ def brief(kinds: str) -> str:
     return parts.pop() if len(parts) == 1 else kinds
 
 
+def several(ops: Iterable[OpRecord]) -> str:
+    """``bf16, fp32, mixed`` for ops in bf16, in fp32 and with both."""
+    kinds = {brief(dtypes(op)) for op in ops}
+    if len(kinds) == 1:
+        return kinds.pop()
+    return ", ".join(sorted({"mixed" if "->" in kind else kind for kind in kinds}))
+
+
 def located(place: Place) -> str:
     """Path and line; of an installed package's file only what follows ``site-packages``."""
     return f"{shown(place.path.rpartition('/site-packages/')[2])}:{place.line}"
@@ -78,13 +86,15 @@ def layer_part(module: str) -> str:
 
 
 def families(report: AuditReport, width: int) -> Iterator[str]:
-    """The heads, then one line for each family and dtypes, one column for each phase, the most floating point operations first."""
+    """The heads, then one line for each family and dtypes, one column for each phase, the most floating point operations
+    first. What of a family adds nothing up, and with which nothing is wrong, is one line.
+    """
     ops = [op for op in report.ops if op.family]
     phases = [phase for phase in PHASES if any(op.phase == phase for op in ops)]
     total = sum(op.flops for op in ops)
     groups: dict[tuple[str, str], list[OpRecord]] = {}
     for op in ops:
-        groups.setdefault((op.family, dtypes(op)), []).append(op)
+        groups.setdefault((op.family, dtypes(op) if op.accumulation or op.verdict else ""), []).append(op)
     heaviest: dict[str, int] = {}
     for (family, _), members in groups.items():
         heaviest[family] = heaviest.get(family, 0) + sum(op.flops for op in members)
@@ -94,10 +104,11 @@ def families(report: AuditReport, width: int) -> Iterator[str]:
         counts = [sum(op.count for op in members if op.phase == phase) for phase in phases]
         flops = sum(op.flops for op in members)
         part = f"{flops / total:.0%}" if total and flops / total >= 0.005 else ""
-        rows.append((family, brief(kinds), *(str(count or "") for count in counts), part, _where(members)))
+        kinds = brief(kinds) if kinds else several(members)
+        rows.append((family, kinds, *(str(count or "") for count in counts), part, _where(members)))
     if ops:
         numbers = frozenset(range(2, len(phases) + 3))
-        yield from (line if len(line) <= width else f"{line[: width - 1]}…" for line in table(rows, right=numbers))
+        yield from (cut(line, width) for line in table(rows, right=numbers))
     rest = sum(op.count for op in report.ops if not op.family)
     if rest:
         yield from [] if ops else ["ops by family"]

@@ -1,7 +1,8 @@
 """An audit's report as text that an engineer reads in a minute: the verdict, the findings with what was seen, what
 happened in which order, families of ops by phase and dtype, storage, the range of the gradients, settings.
 
-In a pipe it is the same text without colours and of a fixed width, so that two runs can be compared by a diff.
+It is made of rich's texts, which know their width in a terminal's cells. In a pipe it is the same text without styles
+and of a fixed width, so that two runs can be compared by a diff.
 """
 
 from __future__ import annotations
@@ -11,20 +12,34 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
+from rich.text import Text
+
 from precisionlint.audit_report import AuditReport, Judged, RangeRecord, Station, UpdateRecord
 from precisionlint.findings import SEVERITIES, Finding, Place
 from precisionlint.report import audit_ops
-from precisionlint.report.audit_ops import grouped, layer_part, located, short, starred
+from precisionlint.report.audit_ops import SHORT, grouped, layer_part, located, short, starred
 from precisionlint.report.excerpt import lines, shown
-from precisionlint.report.layout import PIPE, filled, share, size, table
-from precisionlint.report.text import counted, finding_lines, paint, suppressed_line
+from precisionlint.report.layout import PIPE, colored, cut, filled, plain, share, size, table
+from precisionlint.report.text import counted, finding_lines, suppressed_line
 
 LIMIT = 3
 """How many lines of a section are shown without ``all``."""
 INDENT = 12
 """Where the text of a section begins, beside its title."""
+REGION = re.compile(r"\bb?float16\b|\S*/site-packages/")
+"""What of a region is told shorter, or not at all."""
+SETTING = re.compile(r"^torch\.(?:backends\.)?(?:get_)?|\(\)$")
+"""What of a setting's name a reader does not need."""
 MODULES = 3
 """How many modules are named in a line."""
+STYLES = {
+    "error": "bold red",
+    "warning": "bold yellow",
+    "info": "bold cyan",
+    "strong": "bold",
+    "gutter": "blue",
+}
+"""What the styles of a line mean to rich: the colours of ``check``."""
 
 
 def render(
@@ -38,39 +53,44 @@ def render(
 ) -> Iterator[str]:
     """The report's lines, at most ``width`` long where words allow; ``all``: every finding, op, cast and module in
     full; ``read``: what ``check`` read before the run, and what the run says of it; ``ended``: what became of the
-    script.
+    script; ``color``: with a terminal's codes.
     """
-    yield _verdict(report, color)
-    yield f"{_extent(report)}{f'; {shown(ended)}' if ended else ''}"
+    page = _page(report, all, width, read, ended)
+    return colored(page, STYLES) if color else plain(page)
+
+
+def _page(report: AuditReport, all: bool, width: int, read: Sequence[Judged], ended: str) -> Iterator[Text]:
+    yield _verdict(report)
+    yield Text(f"{_extent(report)}{f'; {shown(ended)}' if ended else ''}")
     if report.error:
-        yield paint(f"the step raised {shown(report.error)}; what follows is what ran before", "warning", color)
-    yield from _findings(report, color, all, width)
+        yield Text(f"the step raised {shown(report.error)}; what follows is what ran before", "warning")
+    yield from _findings(report, all, width)
     if report.suppressed:
-        yield ""
-        yield from (suppressed_line(each, color) for each in report.suppressed)
-    yield from read_lines(read, color, width)
-    yield from _section("order", _order(report.order, width), color)
-    yield from _table(audit_ops.families(report, width - 2), color)
-    yield from _section("casts", audit_ops.casts(report, None if all else LIMIT), color)
-    yield from _section("storage", _storage(report, all, width), color)
-    yield from _section("updates", _updates(report, all), color)
-    yield from _section("gradients", _ranges(report, all, width), color)
-    yield from _section("settings", _settings(report, all, width), color)
-    yield from _section("notes", (line for note in report.notes for line in filled(shown(note), width - INDENT)), color)
+        yield Text()
+        yield from (Text(suppressed_line(each, False)) for each in report.suppressed)
+    yield from _read(read, width)
+    yield from _section("order", _order(report.order, width))
+    yield from _table(audit_ops.families(report, width - 2))
+    yield from _section("casts", audit_ops.casts(report, None if all else LIMIT))
+    yield from _section("storage", _storage(report, all, width))
+    yield from _section("updates", _updates(report, all))
+    yield from _section("gradients", _ranges(report, all, width))
+    yield from _section("settings", _settings(report, all, width))
+    yield from _section("notes", (line for note in report.notes for line in filled(shown(note), width - INDENT)))
     if all:
-        yield from _table(audit_ops.every(report), color)
+        yield from _table(audit_ops.every(report))
 
 
-def _verdict(report: AuditReport, color: bool) -> str:
+def _verdict(report: AuditReport) -> Text:
     counts = {each: sum(finding.severity == each for finding in report.findings) for each in SEVERITIES}
-    found = [paint(counted(number, each), each, color) for each, number in counts.items() if number]
-    subject = f"audit of {shown(report.name)}" if report.name else "audit"
+    found = [Text(counted(number, each), each) for each, number in counts.items() if number]
+    subject = Text(f"audit of {shown(report.name)}" if report.name else "audit", "strong")
     unseen = ["the step raised"] if report.error else []
     unseen += [f"did not see inside {counted(len(report.compiled), 'compiled region')}"] if report.compiled else []
     unseen += [f"this machine has no {shown(', '.join(report.absent))}"] if report.absent else []
     where = " (see notes)" if report.compiled or report.absent else ""
-    but = paint(f", but {' and '.join(unseen)}{where}", "warning", color) if unseen else ""
-    return f"{paint(subject, 'strong', color)}: {'found ' + ', '.join(found) if found else 'found nothing'}{but}"
+    but = Text(f", but {' and '.join(unseen)}{where}" if unseen else "", "warning")
+    return Text.assemble(subject, ": found ", Text(", ").join(found) if found else "nothing", but)
 
 
 def _extent(report: AuditReport) -> str:
@@ -80,63 +100,66 @@ def _extent(report: AuditReport) -> str:
     return f"measured {counted(report.steps, 'optimizer step')}, {amount}{whole}"
 
 
-def _section(title: str, body: Iterable[str], color: bool) -> Iterator[str]:
+def _section(title: str, body: Iterable[str | Text]) -> Iterator[Text]:
     """A section, whose first line stands beside its title."""
     for number, line in enumerate(body):
-        yield f"{paint(f'{title:<{INDENT}}', 'strong', color) if number == 0 else ' ' * INDENT}{line}"
+        yield Text.assemble((f"{title:<{INDENT}}", "strong") if number == 0 else " " * INDENT, line)
 
 
-def _table(rows: Iterable[str], color: bool) -> Iterator[str]:
+def _table(rows: Iterable[str]) -> Iterator[Text]:
     """A table under its heads, the first of which is the section's title."""
     for number, row in enumerate(rows):
-        yield paint(row, "strong", color) if number == 0 else f"  {row}"
+        yield Text(row, "strong") if number == 0 else Text(f"  {row}")
 
 
 # -- findings
 
 
-def _findings(report: AuditReport, color: bool, all: bool, width: int) -> Iterator[str]:
+def _findings(report: AuditReport, all: bool, width: int) -> Iterator[Text]:
     """The gravest first; the same fault in several places once, with its other places."""
     source = cache(lines)
     groups: dict[tuple[str, str, str], list[Finding]] = {}
     for each in sorted(report.findings, key=lambda each: SEVERITIES.index(each.severity)):
         key = (each.rule, each.message, str(each.place) if all else "")
         groups.setdefault(key, []).append(each)
-    yield ""
+    yield Text()
     for number, (first, *others) in enumerate(groups.values()):
         if number and all:
-            yield ""
+            yield Text()
         if all:
-            yield from finding_lines(first, source(first.place.path), color)
+            yield from map(Text.from_ansi, finding_lines(first, source(first.place.path), True))
         else:
-            yield from _finding(report, first, source(first.place.path), color, width)
+            yield from _finding(report, first, source(first.place.path), width)
         if others:
             also = ", ".join(shown(each.place.where) for each in others)
-            yield from (f"    {line}" for line in filled(f"also at {also}", width - 4))
+            yield from (Text(f"    {line}") for line in filled(f"also at {also}", width - 4))
     if report.findings:
-        yield ""
+        yield Text()
 
 
-def _finding(report: AuditReport, finding: Finding, source: Sequence[str], color: bool, width: int) -> Iterator[str]:
+def _finding(report: AuditReport, finding: Finding, source: Sequence[str], width: int) -> Iterator[Text]:
     """A finding with its line, the modules in which it ran, and the way that led there."""
     where = f"{shown(finding.place.where)}:{finding.place.column}:"
     doubt = " [likely]" if finding.confidence == "likely" else ""
     rule = shown(finding.rule)
-    first, *rest = filled(f"{where} {finding.severity} {rule}{doubt}: {shown(finding.message)}", width, 4)
-    for plain, style in ((where, "strong"), (finding.severity, finding.severity), (rule, "strong")):
-        first = first.replace(plain, paint(plain, style, color), 1)
+    first, *rest = map(Text, filled(f"{where} {finding.severity} {rule}{doubt}: {shown(finding.message)}", width, 4))
+    end = 0
+    for word, style in ((where, "strong"), (finding.severity, finding.severity), (rule, "strong")):
+        start = max(first.plain.find(word, end), end)  # a long path stands on a line of its own
+        end = min(start + len(word), len(first.plain))
+        first.stylize(style, start, end)
     yield first
     yield from rest
     modules = _modules(report, finding.place)
     line = shown(source[finding.place.line - 1].strip()) if finding.place.line <= len(source) else ""
     if line:
         inside = f"  (in {modules})" if modules else ""
-        number, room = str(finding.place.line), width - 4 - len(str(finding.place.line)) - 3 - len(inside)
-        text = line if len(line) <= room else f"{line[: room - 1]}…"
-        yield f"    {paint(number, 'gutter', color)} {paint('|', 'gutter', color)} {text}{inside}"
+        number = str(finding.place.line)
+        text = cut(line, width - 4 - len(number) - 3 - len(inside))
+        yield Text.assemble("    ", (f"{number} |", "gutter"), f" {text}{inside}")
     if len(finding.trace) > 1:
         way = "seen: " + " > ".join(_way((step.place, step.message) for step in finding.trace)[0])
-        yield from (f"    {each}" for each in filled(way, width - 4))
+        yield from (Text(f"    {each}") for each in filled(way, width - 4))
 
 
 def _modules(report: AuditReport, at: Place) -> str:
@@ -156,18 +179,26 @@ def _same_line(left: Place, right: Place) -> bool:
 
 
 def read_lines(read: Sequence[Judged], color: bool, width: int) -> Iterator[str]:
+    """What ``check`` read, and what the run says of it, where there is no report of a step."""
+    page = _read(read, width)
+    return colored(page, STYLES) if color else plain(page)
+
+
+def _read(read: Sequence[Judged], width: int) -> Iterator[Text]:
     """What ``check`` read, by what the run says of it; what it confirmed is told by its places alone."""
     confirmed = [
         f"{each.finding.rule} {shown(each.finding.place.where)}" for each in read if each.verdict == "confirmed"
     ]
-    told = filled(f"confirmed: {'; '.join(confirmed)}", width - INDENT) if confirmed else []
+    told = list(map(Text, filled(f"confirmed: {'; '.join(confirmed)}", width - INDENT) if confirmed else []))
     for each in read:
         if each.verdict != "confirmed":
             when = f" (when {shown(each.finding.when)})" if each.finding.when else ""
-            verdict = paint(each.verdict, "strong", color)
             why = f": {shown(each.why)}" if each.why else ""
-            told.append(f"{verdict}: {each.finding.rule} {shown(each.finding.place.where)}{when}{why}")
-    yield from _section("check read", told, color)
+            said = f"{each.verdict}: {each.finding.rule} {shown(each.finding.place.where)}{when}{why}"
+            first, *rest = map(Text, filled(said, width - INDENT))
+            first.stylize("strong", 0, len(each.verdict))
+            told += [first, *rest]
+    yield from _section("check read", told)
 
 
 # -- order
@@ -286,7 +317,7 @@ def _ranges(report: AuditReport, all: bool, width: int) -> Iterator[str]:
             fates.setdefault(each.format, []).append(where + _fate(each))
     beyond = f", {found.nonfinite} infinite or NaN" if found.nonfinite else ""
     zeros = f"{share(found.zeros, found.elements)} zeros{beyond}"
-    told = [f"from 2^{found.least} to 2^{found.greatest}, {zeros}, of {counted(found.elements, 'element')}"]
+    told = [f"2^{found.least} to 2^{found.greatest}, {zeros}, {counted(found.elements, 'element')}"]
     told += [f"{name}: {', '.join(parts)}" for name, parts in fates.items()]
     yield from told if all else filled("; ".join(told), width - INDENT)
 
@@ -300,14 +331,17 @@ def _fate(each: RangeRecord) -> str:
 
 
 def _settings(report: AuditReport, all: bool, width: int) -> Iterator[str]:
-    """Regions, what the settings mean, and the settings; those of CUDA where it ran."""
+    """Regions, what the settings mean, and the settings; those of CUDA where it ran, without ``all`` those that are set."""
     told = [
-        *(re.sub(r"\S*/site-packages/", "", f"autocast {shown(region)}") for region in report.regions),
+        *(
+            f"autocast {shown(re.sub(REGION, lambda each: SHORT.get(each[0], ''), region))}"
+            for region in report.regions
+        ),
         *report.meaning,
     ]
     cuda = all or any(op.device == "cuda" for op in report.ops)
     rest = [name for name in report.settings if not cuda and (".cuda." in name or ".cudnn." in name)]
     for name, value in report.settings.items():
-        if name not in rest:
-            told.append(f"{name if all else name.removeprefix('torch.').removeprefix('backends.')} = {shown(value)}")
+        if name not in rest and (all or value != "none"):
+            told.append(f"{name if all else re.sub(SETTING, '', name)} = {shown(value)}")
     yield from told if all else filled("; ".join(told), width - INDENT)
