@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,6 +18,7 @@ from precisionlint.findings import Place
 from precisionlint.recipes import HALVES
 from precisionlint.subjects import File
 from precisionlint.subjects.names import Names, argument
+from precisionlint.subjects.parametrized import Choices, Run, runs
 
 WIDE = ("float32", "float", "float64", "double")
 CREATORS = frozenset(
@@ -99,45 +100,74 @@ def read(file: File) -> Iterator[Event]:
     names = Names(file.nodes)
     if not names.has("torch"):
         return
+    constants = {
+        target.id: node.value
+        for node in file.syntax.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    classes = [node for node in file.nodes if isinstance(node, ast.ClassDef)]
+    owners = {function: node for node in classes for function in node.body}
     for node in file.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from Function(file, names, node).facts()
+            seen = set()
+            text = "\n".join(file.lines[node.lineno - 1 : node.end_lineno])
+            if not JUDGED.search(text):
+                continue
+            for run in runs(names, node, owners.get(node), constants):
+                if run.halves or NAMED.search(text):
+                    for fact in Function(file, names, node, run, constants).facts():
+                        if (type(fact), fact.at) not in seen:
+                            seen.add((type(fact), fact.at))
+                            yield fact
 
 
 class Function:
-    """One function; read twice, so that what a product says of its operands is known where they were handed on before."""
+    """One function in one of its runs; read twice, so that what a product says of its operands is known where they were handed on before."""
 
-    def __init__(self, file: File, names: Names, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    def __init__(
+        self,
+        file: File,
+        names: Names,
+        node: ast.FunctionDef | ast.AsyncFunctionDef,
+        run: Run,
+        constants: Mapping[str, ast.expr],
+    ) -> None:
         self.file = file
         self.names = names
         self.node = node
         self.held: dict[str, Value] = {}
         self.learnt: dict[str, Tensor] = {}
-        self.dtypes = _parameters(names, node)
+        self.choices = Choices(names, dict(run.halves), {**constants, **run.values})
         self.numbers: dict[str, float | None] = {}
+        self.ended = False
+        self.unsure = 0  # in how many blocks that this run may not enter
 
     def facts(self) -> Iterator[Event]:
-        text = "\n".join(self.file.lines[self.node.lineno - 1 : self.node.end_lineno])
-        if not JUDGED.search(text) or not (self.dtypes or NAMED.search(text)):
-            return
-        self.dtypes = {name: half for name, half in self.dtypes.items() if name not in self.asked()}
+        asked = self.asked()
+        self.choices.halves = {name: dtype for name, dtype in self.choices.halves.items() if name not in asked}
         for _ in self.block(self.node.body):
             pass
-        self.held = dict(self.learnt)
-        seen = set()
-        for fact in self.block(self.node.body):
-            if (type(fact), fact.at) not in seen:
-                seen.add((type(fact), fact.at))
-                yield fact
+        self.held, self.ended = dict(self.learnt), False
+        yield from self.block(self.node.body)
 
     def asked(self) -> set[str]:
-        """The names on which the function's branches depend: a test that asks for its dtype may treat each as it must be."""
+        """The names on which the function's branches depend in a way that is not followed: a test that asks for its dtype may treat each as
+        it must be."""
         tests = [each.test for each in ast.walk(self.node) if isinstance(each, (ast.If, ast.IfExp))]
-        return {name.id for test in tests for name in ast.walk(test) if isinstance(name, ast.Name)}
+        unknown = [test for test in tests if self.choices.decided(test) is None]
+        return {name.id for test in unknown for name in ast.walk(test) if isinstance(name, ast.Name)}
 
     def block(self, body: list[ast.stmt]) -> Iterator[Event]:
         for node in body:
+            if self.ended:
+                return
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                continue
+            if isinstance(node, ast.If) and (decided := self.choices.decided(node.test)) is not None:
+                yield from self.block(node.body if decided else node.orelse)
+                self.ended = self.ended or any(map(_ends, node.body if decided else node.orelse))
                 continue
             if isinstance(node, (ast.With, ast.AsyncWith)) and any(
                 "raises" in ast.unparse(each.context_expr) for each in node.items
@@ -151,33 +181,42 @@ class Function:
             if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                     self.bind(target, node.value)
+            self.unsure += not isinstance(node, (ast.With, ast.AsyncWith))
             for name in ("body", "orelse", "finalbody"):
                 inner = getattr(node, name, None)
                 if isinstance(inner, list):
                     yield from self.block(inner)
+            self.unsure -= not isinstance(node, (ast.With, ast.AsyncWith))
 
     def bind(self, target: ast.expr, value: ast.expr) -> None:
+        value = self.choices.chosen(value)
         if isinstance(target, ast.Name):
+            if isinstance(value, ast.Dict):
+                self.choices.written[target.id] = value
             self.held[target.id] = self.value(value)
             number = value.value if isinstance(value, ast.Constant) and isinstance(value.value, (int, float)) else None
-            self.numbers[target.id] = (
-                None if target.id in self.numbers and self.numbers[target.id] != number else number
-            )
+            same = target.id not in self.numbers or self.numbers[target.id] == number
+            self.numbers[target.id] = number if same or not self.unsure else None
         elif isinstance(target, (ast.Tuple, ast.List)):
             values = (
                 value.elts if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) else None
             )
+            of = self.value(value) if values is None else None
             for position, each in enumerate(target.elts):
                 if values is not None:
                     self.bind(each, values[position])
                 elif isinstance(each, ast.Name):
-                    self.held[each.id] = self.learnt.get(each.id)
+                    first = of if position == 0 and isinstance(of, Tensor) and of.guess else None
+                    self.held[each.id] = self.learnt.get(each.id) or first
 
     def value(self, node: ast.expr) -> Value:
         if isinstance(node, ast.Name):
             return self.held.get(node.id)
         if isinstance(node, ast.Attribute):
-            return self.value(node.value) if node.attr in KEEPING else None
+            of = self.value(node.value) if node.attr in (*KEEPING, "grad") else None
+            if node.attr == "grad":  # in the dtype of what it is the gradient of
+                return self.computed("backward", [of], node, of.guess) if isinstance(of, Tensor) else None
+            return of
         if isinstance(node, ast.Subscript):
             of = self.value(node.value)
             return of if isinstance(of, Tensor) and not of.guess else None
@@ -285,8 +324,8 @@ class Function:
     def dtype(self, node: ast.expr, at: ast.expr) -> Tensor | None:
         """A tensor of the dtype that an expression names."""
         place = self.file.place(at)
-        if isinstance(node, ast.Name) and node.id in self.dtypes:
-            return Tensor(self.dtypes[node.id], place, parameter=node.id)
+        if isinstance(node, ast.Name) and node.id in self.choices.halves:
+            return Tensor(self.choices.halves[node.id], place, parameter=node.id)
         if isinstance(node, ast.Attribute) and node.attr == "dtype":
             of = self.value(node.value)
             return Tensor(of.dtype, place, parameter=of.parameter) if isinstance(of, Tensor) and not of.guess else None
@@ -392,6 +431,9 @@ class Function:
 
     def number(self, node: ast.expr) -> float | None:
         """A number that is written down, here or in the one assignment to a name."""
+        node = self.choices.chosen(node)
+        if isinstance(node, ast.Name) and node.id not in self.numbers:
+            node = self.choices.written.get(node.id, node)
         value = node.value if isinstance(node, ast.Constant) else None
         if isinstance(node, ast.Name):
             value = self.numbers.get(node.id)
@@ -430,29 +472,16 @@ class Function:
             )
 
 
-def _parameters(names: Names, node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, str]:
-    """The parameters of a test that are a half dtype in one of its runs: name -> the half, bf16 before fp16."""
-    found: dict[str, str] = {}
-    for decorator in node.decorator_list:
-        if (
-            not isinstance(decorator, ast.Call)
-            or not names.of(decorator.func).endswith("parametrize")
-            or len(decorator.args) < 2
-        ):
-            continue
-        name, values = decorator.args[:2]
-        if not isinstance(name, ast.Constant) or not isinstance(name.value, str) or "," in name.value:
-            continue
-        if not isinstance(values, (ast.List, ast.Tuple)):
-            continue
-        halves = {
-            HALVES[last]
-            for each in values.elts
-            if (last := names.of(each).removeprefix("torch.")) in HALVES and names.of(each) != last
-        }
-        if halves:
-            found[name.value] = "bf16" if "bf16" in halves else "fp16"
-    return found
+def _ends(node: ast.stmt) -> bool:
+    """Whether a statement ends a test: it returns, raises, or skips it."""
+    if isinstance(node, (ast.Return, ast.Raise)):
+        return True
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and _last(call.func) in ("skip", "skipTest", "xfail", "fail")
+
+
+def _last(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _splat(call: ast.Call) -> bool:
