@@ -129,9 +129,15 @@ def lines(audited: Audited, *, format: str, color: bool, all: bool, width: int) 
     from precisionlint.report.text import counted, paint
 
     if audited.report is None:
-        hint = f"; --step {audited.steps} audits an earlier one" if audited.steps else ""
         ran = counted(audited.steps, "step")
-        said = f"step {audited.step} never came: {audited.script} {audited.ended} after {ran}{hint}"
+        if audited.steps < audited.step:
+            hint = f"; --step {audited.steps} audits an earlier one" if audited.steps else ""
+            said = f"step {audited.step} never came: {audited.script} {audited.ended} after {ran}{hint}"
+        else:
+            said = (
+                f"no forward or backward was seen that begins step {audited.step}: {audited.script} {audited.ended} "
+                f"after {ran}"
+            )
         yield paint(f"audit of {audited.script}: {said}", "warning", color)
         yield from read_lines(audited.read, color, width)
     else:

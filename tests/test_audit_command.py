@@ -194,6 +194,63 @@ def test_an_iteration_with_two_optimizers_holds_both_from_its_first_forward(audi
     assert ran.json["report"]["complete"]
 
 
+CLOSURE = """\
+import torch
+from torch import nn
+
+model = nn.Linear(8, 4)
+optimizer = torch.optim.OPTIMIZER(model.parameters(), lr=0.1)
+x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+
+
+def closure():
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = nn.functional.cross_entropy(model(x).float(), y)
+    loss.backward()
+    return loss
+
+
+for step in range(4):
+    optimizer.step(closure)
+    print("stepped")
+"""
+
+
+@pytest.mark.parametrize(("optimizer", "runs"), [("AdamW", 1), ("LBFGS", None)])
+@pytest.mark.parametrize("step", [1, 2])
+def test_an_iteration_whose_forward_runs_in_a_closure_is_a_whole_one(
+    audit: Audit, optimizer: str, runs: int | None, step: int
+):
+    options = (*JSON, "--step", str(step))
+    ran = audit(CLOSURE.replace("OPTIMIZER", optimizer), options=options)
+    report = ran.json["report"]
+    what = [each["what"] for each in report["order"]]
+    assert (ran.code, report["steps"], report["complete"], report["findings"]) == (0, 1, True, [])
+    assert what.count("'optimizer' steps") == 1 and what.count("backward") == (runs or what.count("backward")) > 0
+    assert what.index("'optimizer' steps") > max(number for number, each in enumerate(what) if each == "backward")
+    assert ran.err.splitlines().count("stepped") == step
+    phases = {each["phase"] for each in report["ops"] if each["op"] == "addmm"}
+    assert phases == {"forward"}  # though a step runs it
+    assert {each["kind"] for each in report["storage"]} >= {"weights", "gradients"}
+    updates = {each["phase"] for each in report["ops"] if each["family"] == "optimizer-update"}
+    assert updates == {"optimizer"}
+
+
+def test_a_cast_within_a_package_stands_on_the_line_of_the_program_that_led_there(audit: Audit, tmp_path: Path):
+    package = tmp_path / "site-packages" / "library"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("def lower(model):\n    return model.bfloat16()\n")
+    source = TRAINER.replace("optimizer = ", "library.lower(model)\noptimizer = ").replace(
+        "model(x)", "model(x.bfloat16())"
+    )
+    source = "import sys; sys.path.insert(0, 'site-packages')\nimport library\n" + source
+    findings = audit(source, options=JSON).json["report"]["findings"]
+    found = next(each for each in findings if each["rule"] == "bf16-only-weights")
+    assert found["path"] == "train.py"
+    assert found["line"] == source[: source.index("library.lower")].count("\n") + 1
+
+
 def test_of_two_optimizers_one_that_rests_makes_the_iteration_no_whole_one(audit: Audit):
     source = GAN.replace("    for_generator.step()", "    if step == 0:\n        for_generator.step()")
     assert not audit(source, options=JSON).json["report"]["complete"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from audit_cases import Net, batch, marked, net
 from torch import nn
@@ -150,6 +153,40 @@ def test_fp32_weights_have_no_updates_to_lose():
     assert report.updates == ()
 
 
+class Twice(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        with torch.enable_grad():
+            closure()
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(("made", "told"), [(torch.optim.AdamW, None), (Twice, "it runs its closure several times")])
+def test_updates_of_a_step_with_a_closure_are_those_after_it_has_run(made: Any, told: str | None):
+    model = net(torch.bfloat16)
+    optimizer = made(model.parameters(), lr=1e-5)
+    x, y = batch(torch.bfloat16)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(x).float(), y)
+        loss.backward()
+        return loss
+
+    def stepped() -> AuditReport:
+        with precisionlint.audit(model, optimizer) as audit:
+            optimizer.step(closure)
+        return audit.report
+
+    closure()
+    first, report = stepped(), stepped()
+    if told is not None:
+        assert not report.updates and any(told in note for note in report.notes)
+        return
+    assert sum(each.meant for each in first.updates) > 0 and first.gradients is not None
+    assert "lost-updates" in {each.rule for each in report.findings} or "Measured" in report.findings[0].message
+    assert {each.kind for each in report.storage} >= {"gradients", "optimizer state exp_avg"}
+
+
 def test_an_optimizer_that_takes_a_closure_is_named_as_not_measured():
     model = net(torch.bfloat16)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
@@ -163,7 +200,7 @@ def test_an_optimizer_that_takes_a_closure_is_named_as_not_measured():
 
     with precisionlint.audit(model, optimizer) as audit:
         optimizer.step(closure)
-    assert "lost updates of LBFGS were not measured: it takes a closure" in audit.report.notes
+    assert "lost updates of LBFGS were not measured: its step needs a closure" in audit.report.notes
     assert [station.what for station in audit.report.order] == [
         "gradients set to zero",
         "backward",

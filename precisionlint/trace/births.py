@@ -18,7 +18,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from precisionlint.findings import Place
 from precisionlint.trace.patches import Patches
-from precisionlint.trace.places import here
+from precisionlint.trace.places import here, of_program
 
 HALF = (torch.float16, torch.bfloat16)
 SIGNATURES = {cls: inspect.signature(cls.__init__) for cls in (GradScaler, autocast)}
@@ -91,7 +91,7 @@ class Births:
             finally:
                 self._applying = False
             changed = [each for each in module.parameters() if before.get(id(each)) is not each.dtype]
-            place = here() if changed else None
+            place = of_program() if changed else None  # transformers and Lightning have a ``to`` of their own
             for each in changed:
                 if each.dtype in HALF:
                     self.note(each, place)

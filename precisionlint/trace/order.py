@@ -75,6 +75,8 @@ class Order:
         self.outside_regions: Callable[[], None] = lambda: None
         """Called when the outermost autocast context is left, where autocast drops its cache."""
         self.after_step: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
+        self.after_closure: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
+        """Called each time that the closure of an optimizer's step has returned."""
         self.before_backward: Callable[[Iterable[Any]], None] = lambda outputs: None
         """Called with the outputs of each outermost backward, those of ``torch.autograd.grad`` included."""
 
@@ -403,7 +405,8 @@ class Order:
     def _pre_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if optimizer in self._stepping:  # its last step raised
             del self._stepping[self._stepping.index(optimizer) :]
-        takes_closure = any(callable(each) and not isinstance(each, type) for each in (*args[1:], *kwargs.values()))
+        wrapped = with_closure(args, kwargs, lambda closure: self._outside(closure, optimizer))
+        takes_closure = wrapped is not None
         if not self._stepping:
             self._optimizer(optimizer)
             self._by_closure = takes_closure
@@ -412,20 +415,35 @@ class Order:
         self._stepping.append(optimizer)
         self.before_step(optimizer, takes_closure)
         self.position.section = "optimizer"
-        outside = self._outside
-        changed = tuple(outside(each) if callable(each) and not isinstance(each, type) else each for each in args[1:])
-        return (args[0], *changed), {
-            name: outside(v) if name == "closure" and callable(v) else v for name, v in kwargs.items()
-        }
+        return wrapped
 
-    def _outside(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+    def _outside(self, closure: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
         """The closure of a step, which runs a forward and a backward of its own."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            with self._in(""):
+            with self.in_closure(optimizer):
                 return closure(*args, **kwargs)
 
         return run
+
+    @contextmanager
+    def in_closure(self, optimizer: Any) -> Iterator[None]:
+        """A step's closure runs."""
+        with self._in(""):
+            yield
+        self.after_closure(optimizer)
+
+    def opened_in_closure(self, optimizer: Any) -> None:
+        """The window was opened while a closure ran of an optimizer's step, which no hook of ours has seen begin."""
+        self._optimizer(optimizer)
+        self._by_closure = True
+        self._stepping.append(optimizer)
+        self.before_step(optimizer, True)
+
+    def closure_left(self, optimizer: Any) -> None:
+        """That closure has returned."""
+        self.position.section = "optimizer"
+        self.after_closure(optimizer)
 
     def _post_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if optimizer in self._stepping:
@@ -490,6 +508,21 @@ class Order:
             made = self.registry.births.place(scaler)
             self.timeline.stood(ScalerMade(made, (), named, cls, Known(bool(scaler.is_enabled())), settings))
         return named
+
+
+def with_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of an optimizer's step (itself first) with its closure wrapped; None where it is given none."""
+
+    def wrapped(value: Any) -> Any:
+        return wrap(value) if callable(value) and not isinstance(value, type) else value
+
+    changed = (args[0], *map(wrapped, args[1:])), {name: wrapped(value) for name, value in kwargs.items()}
+    same = all(a is b for a, b in zip(changed[0], args, strict=True)) and all(
+        value is kwargs[name] for name, value in changed[1].items()
+    )
+    return None if same else changed
 
 
 def stage_of(scaler: Any, optimizer: torch.optim.Optimizer) -> str:

@@ -30,6 +30,8 @@ HELPERS = frozenset(
     {contextlib.__file__, functools.__file__, typing_extensions.__file__, warnings.__file__, "<string>"}
 )
 """What wraps functions of others: as context managers, as deprecated ones."""
+INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
+"""What marks the files of installed packages."""
 
 
 def is_users(code: CodeType) -> bool:
@@ -49,6 +51,14 @@ def here() -> Place | None:
     """The user's line that led to this call."""
     frame = users_frame(sys._getframe(1))
     return None if frame is None else place(frame.f_code, frame.f_lasti)
+
+
+def of_program() -> Place | None:
+    """The line of the program itself that led to this call, past the packages that it uses; ``here()`` where none did."""
+    for each in frames(sys._getframe(1)):
+        if is_users(each.f_code) and not INSTALLED.search(each.f_code.co_filename):
+            return place(each.f_code, each.f_lasti)
+    return here()
 
 
 def heading() -> Place | None:

@@ -1,9 +1,9 @@
 """Runs a script unchanged as ``__main__`` and puts a window around one iteration of its training.
 
 An iteration begins at the first forward or backward after an outermost optimizer's step (one that a scaler skipped
-counts) and ends at the first forward or backward after the same optimizer's next step; so scaler updates, EMA and
-schedulers after the step are inside. An optimizer that steps for the first time within the window moves the
-iteration's end: the window starts anew after its step.
+counts), be it within the closure of the next one, and ends at the first forward or backward after the same optimizer's
+next step; so scaler updates, EMA and schedulers after the step are inside. An optimizer that steps for the first time
+within the window moves the iteration's end: the window starts anew after its step.
 
 What it does not see: steps in other processes, and training without torch.optim.
 """
@@ -11,7 +11,6 @@ What it does not see: steps in other processes, and training without torch.optim
 from __future__ import annotations
 
 import os
-import re
 import runpy
 import sys
 import traceback
@@ -34,15 +33,15 @@ from precisionlint.events import Region
 from precisionlint.findings import Place
 from precisionlint.trace import configuration
 from precisionlint.trace.births import Births
+from precisionlint.trace.order import with_closure
 from precisionlint.trace.patches import Patches, subclasses
-from precisionlint.trace.places import heading, shown_path, users_frame
+from precisionlint.trace.places import INSTALLED, heading, shown_path, users_frame
 from precisionlint.trace.recorder import probe
 from precisionlint.trace.window import Audit
 
 T = TypeVar("T")
 Names = Callable[[str], Iterable[str]]
 """The names in a file whose values tell one configuration of the program from another."""
-INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 
 
 class Stopped(BaseException):
@@ -93,6 +92,10 @@ class Watch:
         self._scalers: dict[int, Any] = {}
         self._alive: dict[int, Any] = {}
         self._stepping: list[Any] = []
+        self._closures = 0
+        """How many closures of outermost steps run."""
+        self._inside: Audit | None = None
+        """The window that was opened in a closure of the step that runs."""
         self._scaler_steps = 0
         self._due = step == 1
         self._anew = False
@@ -127,7 +130,7 @@ class Watch:
 
     def _call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if self._due and not self._stepping and not torch.compiler.is_compiling():
+            if self._due and self._outside and not torch.compiler.is_compiling():
                 self._turn()
                 return nn.Module.__call__(module, *args, **kwargs)  # through the window's own patch
             return original(module, *args, **kwargs)
@@ -136,7 +139,7 @@ class Watch:
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-            if self._due and not self._stepping:
+            if self._due and self._outside:
                 self._turn()
                 return torch.autograd._engine_run_backward(*args, **kwargs)  # type: ignore[attr-defined]
             return original(*args, **kwargs)
@@ -176,10 +179,36 @@ class Watch:
 
         return step
 
-    def _pre(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _pre(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if optimizer in self._stepping:  # its last step raised
             del self._stepping[self._stepping.index(optimizer) :]
         self._stepping.append(optimizer)
+        if len(self._stepping) == 1:
+            self._inside = None
+        return with_closure(args, kwargs, self._closure) if len(self._stepping) == 1 else None
+
+    def _closure(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """The closure of an outermost step: its forward and backward are an iteration's own."""
+        optimizer = self._stepping[0]
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._closures += 1
+            known = self._inside  # else the window's own hook has wrapped the closure, if there is a window
+            try:
+                with known.order.in_closure(optimizer) if known is not None else nullcontext():
+                    result = closure(*args, **kwargs)
+            finally:
+                self._closures -= 1
+            if known is None and self._inside is not None:
+                self._inside.order.closure_left(optimizer)
+            return result
+
+        return run
+
+    @property
+    def _outside(self) -> bool:
+        """Whether a forward or backward now is none of an optimizer's own."""
+        return not self._stepping or self._closures > 0
 
     def _post(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if optimizer in self._stepping:
@@ -216,6 +245,7 @@ class Watch:
         if self.audit is None:
             self._open()
             return
+        self._inside = None
         self.audit.complete = self.audit.order.optimizers == len(self.steps)
         self._close(None)
         if not self.keep_running:
@@ -235,6 +265,9 @@ class Watch:
         )
         self.audit.registry.births.learn(self.births)
         self.audit.open(frame, [(region, before < self.total) for region, before in self.regions])
+        if self._closures:
+            self._inside = self.audit
+            self.audit.order.opened_in_closure(self._stepping[0])
 
     def _close(self, error: BaseException | None) -> None:
         if self.audit is not None:

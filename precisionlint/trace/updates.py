@@ -2,12 +2,14 @@
 
 What it meant comes from a twin: a copy of the optimizer with fp32 clones of weights, gradients and state, whose
 undecorated step runs beside the real one. fp32 weights are not measured (an update that fp32 loses is below 6e-8 of
-its weight). Optimizers that take a closure, or that cannot be copied, are named as not measured.
+its weight). Optimizers that need a closure, that run it several times a step or that cannot be copied are named as not
+measured.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -50,16 +52,24 @@ class Updates:
         self.unmeasured: dict[str, str] = {}
         """Optimizer's class -> why its updates were not measured."""
         self._twins: dict[int, Twin] = {}
+        self._begun: set[int] = set()
+        """The optimizers whose step has come to where the gradients stand."""
 
-    def before_step(self, optimizer: torch.optim.Optimizer, takes_closure: bool) -> None:
-        """Makes the twin's step, where the optimizer moves half weights."""
-        halves = [each for each in parameters_of(optimizer) if each.dtype in HALF and each.requires_grad]
-        if halves and takes_closure:
-            self.unmeasured[type(optimizer).__name__] = "it takes a closure"
-            return
-        halves = [each for each in halves if each.grad is not None]
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Makes the twin's step, where the optimizer moves half weights; of one with a closure once that has run."""
+        halves = [each for each in parameters_of(optimizer) if each.dtype in HALF and each.grad is not None]
+        halves = [each for each in halves if each.requires_grad]
         if not halves:
             return
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            self.unmeasured[type(optimizer).__name__] = "its step needs a closure"
+            return
+        if id(optimizer) in self._begun:
+            self._twins.pop(id(optimizer), None)
+            self.unmeasured[type(optimizer).__name__] = "it runs its closure several times a step"
+            return
+        self._begun.add(id(optimizer))
         devices = sorted({each.device.index or 0 for each in halves if each.is_cuda})
         try:
             with torch.random.fork_rng(devices):
@@ -72,6 +82,7 @@ class Updates:
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Compares what the weights did with what the twin's did."""
+        self._begun.discard(id(optimizer))
         twin = self._twins.pop(id(optimizer), None)
         if twin is None:
             return

@@ -105,6 +105,7 @@ class Audit:
         self.order.outside_regions = self._outside_regions
         self.order.before_backward = self._before_backward
         self.order.before_step, self.order.after_step = self._before_step, self._after_step
+        self.order.after_closure = self._measure_gradients
         self._undo = ExitStack()
         self._place = Place("", 1, 1, 1, 1)
         self._settings: dict[str, str] = {}
@@ -169,13 +170,18 @@ class Audit:
             self._activations.before_backward(outputs)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, takes_closure: bool) -> None:
-        with self._measuring("a step was"):
-            self._storage.before_step(optimizer)
-            self._ranges.before_step(optimizer)
-            self._updates.before_step(optimizer, takes_closure)
+        if not takes_closure:  # else its gradients are still to come
+            self._measure_gradients(optimizer)
         self._norms.stepped()
         self._averages.stepped()
         self._sums.stepped()
+
+    def _measure_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before the weights move: of a closure's step after each of its runs."""
+        with self._measuring("a step was"):
+            self._storage.before_step(optimizer)
+            self._ranges.before_step(optimizer)
+            self._updates.before_step(optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         with self._measuring("a step was"):
