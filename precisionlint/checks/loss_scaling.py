@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Change, Evidence, Family, Hit, Remedy, Seen, frozen
-from precisionlint.checks.scale_ledger import Ledger, Made, Own, Pending, advance, in_half, owned, seen, settle, stakes
+from precisionlint.checks.scale_ledger import (
+    Ledger,
+    Made,
+    Own,
+    Pending,
+    advance,
+    fp16_unscaled,
+    in_half,
+    owned,
+    seen,
+    settle,
+    stakes,
+)
 from precisionlint.events import (
     Backward,
     Checkpoint,
@@ -21,6 +34,7 @@ from precisionlint.events import (
     Step,
     Update,
     Weights,
+    ZeroGrad,
     covers,
     overlap,
 )
@@ -361,22 +375,42 @@ def switched_off(maker: Made, event: LossScaled) -> Remedy | None:
     return Remedy((Change("argument", maker.seen.at, f"enabled@{position}", "False"),))
 
 
-@FAMILY.rule("fp16-without-scaler", Backward, ScalerMade, LossScaled)
-def fp16_without_scaler(ledger: Ledger, event: Backward | ScalerMade | LossScaled) -> Iterator[Any]:
-    if not isinstance(event, Backward):
-        yield Evidence("a scaler")
-        return
-    region = event.loss_region
-    if event.scale != Known(None) or region is None or region.dtype != "float16" or region.device == "cpu":
-        return
+@FAMILY.rule("fp16-without-scaler", Backward, ScalerMade, LossScaled, Step, ZeroGrad)
+def fp16_without_scaler(ledger: Ledger, event: Backward | ScalerMade | LossScaled | Step | ZeroGrad) -> Iterator[Any]:
+    """Reported where it runs backward, unless the gradients are seen to be dropped and are never seen to be stepped with."""
+    match event:
+        case Backward():
+            if fp16_unscaled(event):
+                yield replace(unprotected(event), unless=(A_SCALER, dropped(event)))
+        case Step():
+            if ledger.fp16 is not None:
+                yield unprotected(ledger.fp16)
+        case ZeroGrad():
+            if ledger.fp16 is not None:
+                yield Evidence(dropped(ledger.fp16))
+        case _:
+            yield Evidence(A_SCALER)
+
+
+A_SCALER = "a scaler"
+
+
+def dropped(backward: Backward) -> tuple[str, Any]:
+    """The fact that the gradients of this backward are set to zero before any optimizer steps."""
+    return ("dropped", backward.at)
+
+
+def unprotected(backward: Backward) -> Hit:
+    region = backward.loss_region
+    assert region is not None  # see fp16_unscaled
     how = "autocast's default dtype on CUDA" if region.default_dtype else "float16"
-    yield Hit(
+    return Hit(
         "fp16-without-scaler",
-        event.at,
+        backward.at,
         f"backward of a loss computed under fp16 autocast ({how}) with no GradScaler: gradients below 6e-8 become 0",
-        (Seen(region.at, "fp16 autocast", region.when), seen(event, "backward, the loss not scaled")),
+        (Seen(region.at, "fp16 autocast", region.when), seen(backward, "backward, the loss not scaled")),
         confidence="certain" if region.device == "cuda" else "likely",
-        unless=("a scaler",),
+        unless=(A_SCALER,),
     )
 
 

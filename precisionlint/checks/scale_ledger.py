@@ -15,6 +15,7 @@ from precisionlint.events import (
     Backward,
     Event,
     Grads,
+    Iteration,
     Known,
     Lost,
     Named,
@@ -122,7 +123,8 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The state of loss scaling on one path."""
+    """The state of loss scaling on one path. ``fp16``: a backward of fp16 gradients that nothing scaled, in this turn of the loop, with
+    nothing done to them since."""
 
     pending: frozenset[Pending] = frozenset()
     plain: Seen | None = field(compare=False, default=None)
@@ -138,6 +140,7 @@ class Ledger:
     adapters: frozenset[Adapter] = frozenset()
     lost: bool = False
     is_plain: bool = False
+    fp16: Backward | None = field(compare=False, default=None)
 
 
 def seen(event: Event, text: str) -> Seen:
@@ -155,7 +158,8 @@ def after_backward(ledger: Ledger, event: Backward) -> Ledger:
         return replace(ledger, unknown=True)
     scaler = event.scale.value
     if scaler is None:
-        return replace(ledger, plain=seen(event, "backward of a loss that nothing scaled"), is_plain=True)
+        here = seen(event, "backward of a loss that nothing scaled")
+        return replace(ledger, plain=here, is_plain=True, fp16=event if fp16_unscaled(event) else ledger.fp16)
     here = seen(event, f"backward: gradients carry the scale of '{scaler.name}'")
     scaled = None
     if event.scaled_at is not None:
@@ -171,6 +175,12 @@ def after_backward(ledger: Ledger, event: Backward) -> Ledger:
     pending = ledger.pending - again | {Pending(scaler, here, scaled, event.weights)}
     waiting = frozenset(w for w in ledger.waiting if w.scaler != scaler)
     return replace(ledger, pending=pending, clean=clean, waiting=waiting)
+
+
+def fp16_unscaled(event: Backward) -> bool:
+    """Whether a loss that was computed under fp16 autocast of a GPU runs backward as it is."""
+    region = event.loss_region
+    return event.scale == Known(None) and region is not None and region.dtype == "float16" and region.device != "cpu"
 
 
 def after_grads(ledger: Ledger, event: Grads) -> Ledger:
@@ -213,7 +223,7 @@ def after_step(ledger: Ledger, event: Step) -> Ledger:
     clean |= {Clean(event.optimizer, owned(ledger, event.optimizer), True, False, here)}
     ledger = replace(ledger, clean=clean)
     if event.via is None:
-        return replace(ledger, plain=None, is_plain=False, partial=frozenset())
+        return replace(ledger, plain=None, is_plain=False, fp16=None, partial=frozenset())
     here = seen(event, f"'{event.via.name}' steps '{event.optimizer.name}'")
     others = frozenset(p for p in ledger.progress if (p.scaler, p.optimizer) != (event.via, event.optimizer))
     made = frozenset(
@@ -226,6 +236,7 @@ def after_step(ledger: Ledger, event: Step) -> Ledger:
         made=made,
         plain=None,
         is_plain=False,
+        fp16=None,
     )
 
 
@@ -253,9 +264,14 @@ def after_zero(ledger: Ledger, event: ZeroGrad) -> Ledger:
     pending = frozenset(p for p in ledger.pending if overlap(p.weights, event.weights) is False)
     waiting = frozenset() if event.optimizer is None else ledger.waiting
     return replace(
-        ledger, clean=clean, progress=progress, pending=pending, plain=None, is_plain=False, unknown=False,
+        ledger, clean=clean, progress=progress, pending=pending, plain=None, is_plain=False, fp16=None, unknown=False,
         waiting=waiting, partial=frozenset(),
     )  # fmt: skip
+
+
+def after_iteration(ledger: Ledger, event: Iteration) -> Ledger:
+    """What zero_grad() meets in the next turn is not what was thrown away in this one."""
+    return replace(ledger, fp16=None) if event.again and ledger.fp16 is not None else ledger
 
 
 def after_made(ledger: Ledger, event: ScalerMade) -> Ledger:
@@ -284,6 +300,7 @@ def after_owns(ledger: Ledger, event: Owns) -> Ledger:
         pending=frozenset(),
         plain=None,
         is_plain=False,
+        fp16=None,
     )
 
 
@@ -297,6 +314,7 @@ def after_lost(ledger: Ledger, event: Lost) -> Ledger:
         clean=frozenset(),
         plain=None,
         is_plain=False,
+        fp16=None,
         unknown=True,
     )
 
@@ -354,7 +372,7 @@ def in_half(ledger: Ledger) -> Weights:
 ADVANCE: dict[type[Event], Any] = {
     Backward: after_backward, Grads: after_grads, Step: after_step, Update: after_update, ZeroGrad: after_zero,
     ScalerMade: after_made, Owns: after_owns, Lost: after_lost, Renewed: after_renewed, Sharded: after_sharded,
-    WeightsTake: after_take, AdapterAdded: after_adapter, Adopted: after_adopted,
+    WeightsTake: after_take, AdapterAdded: after_adapter, Adopted: after_adopted, Iteration: after_iteration,
 }  # fmt: skip
 
 

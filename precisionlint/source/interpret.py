@@ -263,6 +263,7 @@ class Interpreter:
             places = (found.at, *(seen.at for seen in found.trace))
             key = (
                 found.rule,
+                found.unless,
                 *((at.module, at.node) for at in places if isinstance(at, Where)),
                 *(s.when for s in found.trace),
             )
