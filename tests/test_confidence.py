@@ -142,8 +142,8 @@ def project(folder: Path, *, region: str = "", **modules: str) -> None:
         (folder / "train.py").write_text(TRAIN.format(module="library", name=name, region=region).lstrip())
 
 
-def found(folder: Path, **settings: object) -> list[Finding]:
-    report = check([(folder / "library.py").as_posix()], **settings)  # type: ignore[arg-type]
+def found(folder: Path, name: str = "library.py", **settings: object) -> list[Finding]:
+    report = check([(folder / name).as_posix()], **settings)  # type: ignore[arg-type]
     assert not report.errors
     return list(report.findings)
 
@@ -298,6 +298,40 @@ def test_an_op_with_a_rule_for_autocast_is_not_told(tmp_path: Path) -> None:
     registered = OWN + "\n\ntorch.library.register_autocast(scatter, 'cuda', torch.bfloat16)\n"
     project(tmp_path, region=AUTOCAST, library=registered)
     assert {each.rule for each in found(tmp_path, select=["all"])} == {"function-without-custom-fwd"}
+
+
+COMPARED = """
+import torch
+from torch import nn
+
+
+def {name}():
+    layer, other = nn.Linear(8, 8).cuda(), nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.AdamW(other.parameters())
+    with torch.autocast("cuda", dtype=torch.float16):
+        first, second = layer(torch.ones(2, 8)).sum(), other(torch.ones(2, 8)).sum()
+        first.backward()
+    second.backward()
+    optimizer.step()
+"""
+TRAINED = {("backward-under-autocast", "certain", "warning"), ("fp16-without-scaler", "certain", "error")}
+
+
+@pytest.mark.parametrize("name", ["test_layer.py", "layer_test.py", "tests/common.py"])
+def test_how_well_a_test_trains_is_possible_at_most(tmp_path: Path, name: str) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "train.py").write_text(COMPARED.format(name="train"))
+    assert grades(found(tmp_path, "train.py")) >= TRAINED
+    (tmp_path / "train.py").rename(tmp_path / name)
+    assert found(tmp_path, name) == []
+    asked = grades(found(tmp_path, name, min_confidence="possible"))
+    assert asked >= {(rule, "possible", "info") for rule, _, _ in TRAINED}
+
+
+def test_a_test_beside_what_it_tests_is_one(tmp_path: Path) -> None:
+    (tmp_path / "layer.py").write_text(COMPARED.format(name="test_layer"))
+    assert found(tmp_path, "layer.py") == []
 
 
 def test_what_is_possible_stays_info_and_is_never_fixed(tmp_path: Path) -> None:

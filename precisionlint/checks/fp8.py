@@ -231,6 +231,8 @@ def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
         return
     if OUTSIDE_TRAINING.search(f"{event.scope.owner} {event.scope.function}".lower()):
         return
+    if value.name.startswith("triton."):
+        return  # a cast of Triton's saturates
     known = not FP8.isdisjoint(value.dtypes)
     if not known and not any(FP8_NAME.search(name) for name in (*value.dtypes, value.name)):
         return
@@ -316,10 +318,10 @@ def own_amax(scale: Value, scaled: Value) -> bool:
     """Whether a scale comes from the largest magnitude of what it scales: then no scaled value lies beyond the limit."""
     held = upstream(scaled)
     amax = find(scale, lambda v: v.op in ("amax", "max", "norm") or (v.op == "maximum" and magnitude(v)), limit=24)
-    return amax is not None and find(amax, lambda v: id(v) in held, limit=40) is not None
+    return amax is not None and find(amax, lambda v: id(v) in held, limit=120) is not None
 
 
-def upstream(value: Value, limit: int = 40) -> set[int]:
+def upstream(value: Value, limit: int = 120) -> set[int]:
     """The ids of what a value is made of, numbers and names aside."""
     todo, seen = [value], {id(value)}
     for current in todo:

@@ -39,10 +39,11 @@ INFERENCE = re.compile(
     r"generat|sampl|predict|infer|eval|valid|export|decod|visual|plot|^test|convert|quantiz|beam|warp|detect"
 )
 """Functions whose name says that they train nothing."""
-INTEGRAL = re.compile(r"(?:^~|_)(?:ids?|idx|index|indices|labels?|tokens?|targets?)$", re.I)
-"""What holds integers, by the name of what a dtype follows."""
+INTEGRAL = re.compile(r"(?:^~?|_)(?:ids?|idx|index|indices|labels?|tokens?|targets?)$", re.I)
+"""What holds integers, by its name or that of what a dtype follows."""
 SERVING = re.compile(
     r"get_(?:occ|bbox|result|pred)|simple_test|forward_test|post_?process|imageprocessor|hub_?interface|pipeline|predictor|fill_mask"
+    r"|logits_?(?:processor|warper)"
 )
 
 
@@ -95,6 +96,8 @@ def likely_of(dtypes: Dtypes) -> str:
         "autocast": "the region",
         "region": "the region",
     }
+    if names[0].endswith("()"):  # of a module that a list or a table holds
+        return plain["layer()"]
     return plain.get(names[0], f"'{names[0]}'")
 
 
@@ -274,7 +277,8 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
                 (Seen(value.at, "its log"),),
             )
     elif value.op in ("log", "topk", "argmax") and value.inputs:
-        soft = next((source for source in sources(value.inputs[0]) if source.op == "softmax"), None)
+        through = VIEWS if value.op == "log" else CHOSEN
+        soft = next((source for source in sources(value.inputs[0], through) if source.op == "softmax"), None)
         how = grade(soft.dtypes, event.scope) if soft is not None else None
         if soft is not None and how is not None:
             use = {
@@ -310,6 +314,8 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
         )
 
 
+CHOSEN = VIEWS | {"masked_fill", "largest", "sum"}
+"""What keeps the order of probabilities, ties and all: some are masked, or a group goes by the sum of its largest."""
 LOGITS = re.compile(r"logits?$|^(?:chosen|rejected?)_rewards?$|(?:^|_)pred(?:s|ictions?)?$")
 
 
@@ -417,7 +423,7 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
         if made is None or frequencies(place) is not None or not positions(place):
             continue
         held = next((s for s in sources(freq) if s.op == "buffer" and "~weights" in s.dtypes), None)
-        if held is not None and event.scope.enabled is not False:
+        if held is not None and event.scope.enabled is not False and not event.scope.setup:
             yield cast_frequencies(held, value)
         how = grade(value.dtypes, event.scope)
         cast = find(value, lambda v: v.op == "cast" and may_be_half(v.dtypes), lambda v: v.op in COUNTED, 16)
@@ -456,11 +462,12 @@ COUNTED = frozenset({"arange", "size", "buffer"})
 
 def cast_frequencies(held: Value, used: Value) -> Hit:
     """Frequencies in a buffer, which ``model.to(dtype)`` rounds with everything else: what reads them can no longer mend it."""
+    angles = f"the angles of '{held.name}'" if held.name else "the angles"
     return Hit(
         "half-rope",
         held.at,
         f"the frequencies are a buffer, which model.to(dtype) casts: in bf16 8 bits of them are left, .float() does not bring the others "
-        f"back, and the angles of '{held.name}' are wrong by radians within 8k positions; make them anew in fp32, or keep them out of the cast",
+        f"back, and {angles} are wrong by radians within 8k positions; make them anew in fp32, or keep them out of the cast",
         (Seen(used.at, "the angles are made of them"),),
         confidence="likely",
         needs=(TRAINING, Shows("half parameters")),
@@ -473,7 +480,7 @@ PLACES = re.compile(
 """Functions and classes that make positions."""
 
 
-CHANNELS = re.compile(r"dim|feat(?!_?(?:shape|size|map))|chan|embed|hidden", re.I)
+CHANNELS = re.compile(r"dim|feat(?!_?(?:shape|size|map))|chan|embed|hidden|^[CD]$", re.I)
 
 
 @FAMILY.rule("half-arange", Computed)
@@ -489,7 +496,9 @@ def half_arange(state: None, event: Computed) -> Iterator[Any]:
     open_ended = any(number(v) is None for v in value.inputs)
     if how is None or (not open_ended and (bound or 0) <= 256):
         return
-    if how != "certain" and any(INTEGRAL.search(atom) for atom in value.dtypes):
+    asked = value.options["dtype"]
+    of_integers = asked.op == "dtype_of" and named(asked.inputs[0], INTEGRAL)
+    if how != "certain" and (of_integers or any(INTEGRAL.search(atom) for atom in value.dtypes)):
         return
     follows = how != "certain" or value.options["dtype"].op == "dtype_of"
     if follows and ("~weights" in value.dtypes or not PLACES.search(f"{event.scope.owner} {event.scope.function}")):

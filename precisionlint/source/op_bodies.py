@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 SENSITIVE = re.compile(
@@ -17,10 +18,13 @@ CASTS = re.compile(
 ALIGNS = re.compile(r"\.to\([\w.]+\.dtype\b|\btype_as\(|\.dtype [!=]= (?!torch\.)|\b(?:assert|if) [^\n]*\.dtype [!=]= ")
 """How a body brings one input to the dtype of another, or asks for them to agree."""
 
-MULTIPLIES = re.compile(r" @ |matmul\(|mm\(|einsum\(|\blinear\(|\bconv\w*\(")
+MULTIPLIES = re.compile(r" @ |\bmatmul\(|(?:\b|_)(?:add|badd)?b?mm\(|\beinsum\(|\blinear\(|\bconv\w*\(")
+"""What autocast casts; a kernel of the project's own that is called so, it leaves alone."""
 LAUNCHES = re.compile(r"\[grid|\w\[\(|kernel|_cuda\b|triton|_ext\.|kernels\.")
 WEIGHTS = re.compile(r"(?:\w*_)?(?:weights?|bias(?:es)?|gamma|w\d?|W\d?)|D?W\d?")
 """Parameters by their name: what is kept in fp32 where the activations beside it come in half."""
+QUANTISED = re.compile(r"scales?(?:_|$)|absmax|quant|zero_?points?")
+"""Parameters by their name that only weights in few bits bring along."""
 COUNTS = re.compile(r"ind(?:ex|ices)|idx|_?ids?$|len|ptr|mask|offset|size|seed|num|count|rows|cols|map|order|group")
 """Inputs that are integers, by their name."""
 MADE = re.compile(
@@ -44,3 +48,18 @@ def loads_cast(body: str) -> bool:
     """Whether the Triton kernels of a text cast whatever they load, at once."""
     loads = LOADED.findall(body)
     return bool(loads) and all(loads)
+
+
+def launches_settled(body: str, tree: ast.Module) -> bool:
+    """Whether a body computes by launches alone, of kernels of its file that compute in fp32 whatever they load, and multiply no matrices:
+    of those the operands must agree."""
+    if MULTIPLIES.search(body) or not LAUNCHES.search(body):
+        return False
+    kernels = [
+        ast.unparse(node)
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any("jit" in ast.unparse(each) for each in node.decorator_list)
+        and re.search(rf"\b{node.name}\b", body)
+    ]
+    return bool(kernels) and all(".to(tl.float32)" in kernel and "dot(" not in kernel for kernel in kernels)

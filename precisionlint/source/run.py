@@ -6,6 +6,7 @@ other file shows it by itself.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Callable, Hashable, Iterable
@@ -18,6 +19,7 @@ from precisionlint import catalogue
 from precisionlint.checks import Hit, Judge, all_rules
 from precisionlint.findings import Edit, FileError, Finding, Fix, GaveUp, Place, Step, best
 from precisionlint.source.flow.evidence import Evidence
+from precisionlint.source.flow.words import TEST_FILE
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.reading import Reading, read
@@ -180,6 +182,8 @@ class Run:
                 continue
             if self.shown_elsewhere(project, hit, places.module):
                 continue
+            if of_test(hit, places.module):
+                hit = replace(hit, confidence="possible")
             found.append(self.finding(hit, place, places))
             if hit.once is not None:
                 once.setdefault((hit.rule, hit.once), []).append(place)
@@ -265,6 +269,24 @@ class Run:
         for (where, node), what in coverage.gave_up.items():
             place = places.of(where, getattr(node, "node", node))
             total.gave_up += (GaveUp(place.path, place.line, what),)
+
+
+TESTS = re.compile(r"(?:^|/)tests?/")
+
+
+def of_test(hit: Hit, module: ProjectModule) -> bool:
+    """Whether a hit is about what a test trains: it is made to be compared or to run at all, and how well it learns is no matter."""
+    path = module.path.relative_to(module.project.root).as_posix()
+    if TEST_FILE.search(path) or TESTS.search(path):
+        return True
+    places = [at for at in (hit.at, *(seen.at for seen in hit.trace)) if isinstance(at, Where)]
+    lines = {node.lineno for at in places for where, node in ((at.module, at.node), *at.stack) if where is module}
+    return any(
+        isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.name.startswith("test_")
+        and any(node.lineno <= line <= (node.end_lineno or line) for line in lines)
+        for node in ast.walk(module.tree)
+    )
 
 
 def place_of(at: Any) -> Place | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from precisionlint.events import CustomOp
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import Outcome, known_region, one, region_of, result, when
-from precisionlint.source.op_bodies import SENSITIVE, settles
+from precisionlint.source.op_bodies import SENSITIVE, launches_settled, settles
 from precisionlint.source.state import State
 from precisionlint.source.values import Class, Const, External, Func, Obj, Value, const, text_of
 
@@ -77,8 +77,10 @@ def function_apply(it: Interpreter, state: State, instr: p.Call, cls: Class, arg
     if External("torch.autograd.Function") in it.mro(state, cls) and isinstance(forward, Func):
         decorators, _, source = forward.module.source_of(forward.function).partition("def ")
         backward = state.heap.get(cls, {}).get("backward")
-        casts = settles(source) or (
-            isinstance(backward, Func) and settles(backward.module.source_of(backward.function))
+        casts = (
+            settles(source)
+            or (isinstance(backward, Func) and settles(backward.module.source_of(backward.function)))
+            or launches_settled(source, forward.module.tree)
         )
         sound = "custom_fwd" in decorators or casts or not SENSITIVE.search(source)
         region = known_region(region_of(state))

@@ -11,6 +11,7 @@ from precisionlint.source.op_bodies import (
     COUNTS,
     LAUNCHES,
     MULTIPLIES,
+    QUANTISED,
     WEIGHTS,
     allocates_wide,
     loads_cast,
@@ -105,7 +106,8 @@ def tell(
         return
     sizes = {"W", "w"} if {"H", "h"} & set(names) else set()
     mixes = any(WEIGHTS.fullmatch(name) for name in names if name not in sizes) and len(names) > 1
-    by_itself = not settled and not settles(whole) and (MULTIPLIES.search(body) or (mixes and LAUNCHES.search(body)))
+    hands = mixes and LAUNCHES.search(body) and not any(QUANTISED.search(name) for name in names)
+    by_itself = not settled and not settles(whole) and (MULTIPLIES.search(body) or hands)
     launches = LAUNCHES.search(whole) is not None
     if by_itself or (several and (launches or (kind == "op" and MULTIPLIES.search(whole)))):
         frame.tell(Defined(frame.at(at), (), at.name, kind, bool(by_itself) and mixes, not MULTIPLIES.search(body)))

@@ -85,6 +85,7 @@ class Frame:
         self.loops = 0
         self.choices = 0  # of which branches this is one
         self.decorating = False
+        self.ranked: ast.AST | None = None  # a call of which only the values are taken, no indices
         self.gone = False  # the path has returned, raised or left its loop
         self.owner: Class | None = None
         self.function: Function | None = None
@@ -164,6 +165,8 @@ class Frame:
         options: dict[str, Value] | None = None,
     ) -> Value:
         """A value that an op makes; the op is told."""
+        if op == "topk" and node is self.ranked:
+            op = "largest"
         value = Value(op, tuple(inputs), dtypes, self.at(node), name, options=options or NO_OPTIONS)
         self.tell(Computed(value.at, (), value, self.scope))
         return value
@@ -181,6 +184,11 @@ class Frame:
     def narrow(self, test: ast.expr) -> None:
         """A test of a variable's dtype: what holds on either side of it is not followed, so nothing is known of its dtype from here on."""
         for name in self.flow.asked(test).dtypes_of:
+            if name.startswith("self."):
+                held = self.expr(ast.parse(name, mode="eval").body)
+                if held.op == "buffer":
+                    self.names[name] = Value("buffer", held.inputs, UNKNOWN, held.at, held.name)
+                continue
             old = self.lookup(name)
             if old is not None and old.op not in ("external", "module", "instance", "file"):
                 self.names[name] = Value("view", (old,), UNKNOWN, old.at, old.name)
@@ -218,7 +226,7 @@ class Frame:
             case ast.Tuple() | ast.List():
                 for index, part in enumerate(target.elts):
                     inner = part.value if isinstance(part, ast.Starred) else part
-                    self.assign(inner, unpacked(value, index, self.at(part)))
+                    self.assign(inner, unpacked(value, index, self.at(part), ast_name(inner)))
             case ast.Attribute():
                 obj = self.expr(target.value)
                 if obj.op == "instance" and obj.ref is not None:
@@ -290,6 +298,8 @@ class Frame:
         kept = self.names.get(f"self.{node.attr}")
         if kept is not None and isinstance(node.value, ast.Name) and node.value.id == "self":
             return kept
+        if node.attr == "values":
+            self.ranked = node.value
         obj = self.expr(node.value)
         return self.attribute_of(obj, node.attr, node)
 
@@ -330,6 +340,8 @@ class Frame:
         return torch_calls.attribute(self, obj, name, node)
 
     def subscript(self, node: ast.Subscript) -> Value:
+        if isinstance(node.slice, ast.Constant) and node.slice.value == 0:
+            self.ranked = node.value
         obj, key = self.expr(node.value), self.expr(node.slice)
         entries = self.entries(node.value)
         if entries is not None and entries[1] in entries[0].attributes:

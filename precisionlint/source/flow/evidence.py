@@ -41,7 +41,7 @@ PATTERNS = {
     ),
     "half parameters": re.compile(
         MODEL + rb"(?:\([^()\n]*\))?" + MOVED + rb"\.(?:half\(\)|bfloat16\(\)|to\([^)\n]*(?:float16|bfloat16|torch\.half|dtype))"
-        rb"|torch_dtype\s*=|set_default_dtype\(\s*(?:torch\.)?b?(?:float16|half)|bf16-true|16-true|\.convert_to_fp16\(\)"
+        rb"|\btorch_dtype\s*=|set_default_dtype\(\s*(?:torch\.)?b?(?:float16|half)|bf16-true|16-true|\.convert_to_fp16\(\)"
         rb"|Float16Module|FP16_?Optimizer|\bpure_(?:half|bf16|fp16)|\.half\(\)\.cuda\(\)"
     ),
     "half copies": re.compile(rb"\bparam_dtype\s*=(?!\s*torch\.float(?:32)?\b)"),

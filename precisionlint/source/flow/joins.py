@@ -53,8 +53,8 @@ def appended(held: Value, value: Value, again: bool) -> Value | None:
     return Value("many", (members,), members.dtypes, held.at)
 
 
-def unpacked(value: Value, index: int, at: Any) -> Value:
-    """A part of a value that is unpacked."""
+def unpacked(value: Value, index: int, at: Any, name: str = "") -> Value:
+    """A part of a value that is unpacked, into a variable of this name."""
     match value.op:
         case "tuple" if index < len(value.inputs):
             return value.inputs[index]
@@ -63,7 +63,7 @@ def unpacked(value: Value, index: int, at: Any) -> Value:
         case "constant" | "unknown" | "dict":
             return NOTHING
         case "size":
-            return Value("constant", (), NUMBER, at)
+            return Value("constant", (), NUMBER, at, name)
         case "many":
             return value.inputs[0]
     return Value("index", (value,), value.dtypes, at, value.name)

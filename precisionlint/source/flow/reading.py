@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from precisionlint.events import Event
 from precisionlint.source.flow.evaluate import Frame
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Function, Source, Spent, instance
-from precisionlint.source.flow.words import TEST_FILE, Asked, called_names, words_of
+from precisionlint.source.flow.words import TEST_FILE, Asked, called_names, calls, words_of
 from precisionlint.source.root import file_of
 from precisionlint.valueflow import Ended, Scope, Value
 
@@ -46,6 +46,7 @@ class Flow:
         self.functions: list[Function] = []
         self.tests: dict[ast.expr, Asked] = {}
         self.running: list[ast.AST] = []
+        self.inherited = False  # a method of a class above runs, which other files hold
         self.budget = BUDGET
 
     def run(self) -> Iterator[Event]:
@@ -61,7 +62,7 @@ class Flow:
                         continue
                     if name in called and name not in ("forward", "backward", "__call__", "step"):
                         later.append(method)
-                    else:
+                    elif not self.through_base(cls, name):
                         self.root(method)
             for function in list(self.functions):
                 (later.append if function.name in called else self.root)(function)
@@ -104,6 +105,22 @@ class Flow:
                         )
                 one.settle_buffers()
 
+    def through_base(self, cls: Class, name: str) -> bool:
+        """Enters a method by those of the classes above that call it, with what they hand it; whether any did."""
+        above = [
+            method
+            for base in cls.lineage[1:]
+            if base.source is not self.source
+            for method in base.methods.values()
+            if method.name not in ("__init__", name) and cls.method(method.name) is method and calls(method.node, name)
+        ]
+        self.inherited = True
+        for method in above:
+            self.call(method, [], {}, Scope(), 0, receiver=instance(cls))
+            self.events.append(Ended(method.node, ()))
+        self.inherited = False
+        return id(cls.methods[name].node) in self.entered
+
     def root(self, function: Function) -> None:
         """A function from its parameters, whose dtypes nobody knows."""
         self.call(function, [], {}, Scope(), 0, receiver=instance(function.owner) if function.owner else None)
@@ -122,7 +139,7 @@ class Flow:
         """What a function of the project returns for these arguments; its ops are told."""
         self.entered.add(id(function.node))
         source = function.source
-        quiet = quiet or source is not self.source
+        quiet = source is not self.source or (quiet and not self.inherited)
         frame = Frame(self, source, {}, function.around, scope_of(function, scope), depth, quiet)
         frame.bind(function, args, options, receiver)
         node = function.node

@@ -157,6 +157,9 @@ def leave(frame: Frame, node: ast.stmt) -> None:
 
 
 def assign_(frame: Frame, node: ast.Assign) -> None:
+    match node.targets:
+        case [ast.Tuple(elts=[_, ast.Name(id="_" | "__")])]:
+            frame.ranked = node.value
     value = frame.expr(node.value)
     for target in node.targets:
         frame.assign(target, value)

@@ -42,9 +42,11 @@ if TYPE_CHECKING:
     from precisionlint.source.flow.evaluate import Frame
 
 DEVICE_NAME = re.compile(r"device|rank|cuda|gpu|cpu", re.I)
+CONFIGURATION = re.compile(r"(?:^|_)(?:cfg|conf|config|args|hparams)$")
 DTYPE_NAME = re.compile(r"dtype|precision|^(?:fp|float)8", re.I)
 TORCH = ("torch", "torch.nn.functional", "torch.special", "torch.linalg", "torch.Tensor")
 """The modules whose functions are ops."""
+COUNTS = frozenset({"size", "dim", "numel", "nelement", "element_size", "stride"})
 SIZES = frozenset({"shape", "device", "ndim", "is_cuda", "size", "requires_grad", "layout", "itemsize", "nbytes"})
 
 
@@ -161,7 +163,9 @@ def attribute(frame: Frame, obj: Value, name: str, node: ast.AST) -> Value:
         return Value("view", (obj,), obj.dtypes, at, name)
     if name in ("min", "max", "eps", "tiny", "smallest_normal", "resolution") and obj.op in ("finfo", "iinfo"):
         return Value("limit", (obj,), NUMBER, at, name)
-    return Value("attribute", (obj,), obj.dtypes, at, name)
+    # What a configuration holds is a number, a name or a dtype: it lends no tensor its own.
+    dtypes = NUMBER if CONFIGURATION.search(obj.name) and obj.op in ("input", "attribute", "view") else obj.dtypes
+    return Value("attribute", (obj,), dtypes, at, name)
 
 
 def method(frame: Frame, obj: Value, name: str, args: list[Value], options: dict[str, Value], node: ast.Call) -> Value:
@@ -181,6 +185,8 @@ def method(frame: Frame, obj: Value, name: str, args: list[Value], options: dict
         return Value("gradient", (obj,), WEIGHTS, frame.at(node), name)
     if name == "backward":
         return constant(None)
+    if name in COUNTS and is_tensor(obj):
+        return Value("size", (obj,), NUMBER, frame.at(node), name)
     if name in ops.MODULE_ITSELF and obj.op in ("module", "instance"):
         return obj
     value = compute(frame, name, [obj, *args], options, node)
@@ -190,6 +196,8 @@ def method(frame: Frame, obj: Value, name: str, args: list[Value], options: dict
     frame.tell(Called(made.at, (), made, frame.scope))
     # A method of a model or a batch: what it gives follows the model, like a layer's output.
     dtypes = UNKNOWN if obj.op == "unknown" or asks_for_wide(frame.scope) else obj.dtypes
+    if dtypes == NUMBER and obj.op == "attribute":  # of a configuration: something that it makes
+        dtypes = frozenset({f"~{name}()"})
     return Value("attribute", (obj,), dtypes, frame.at(node), name)
 
 

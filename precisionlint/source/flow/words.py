@@ -122,9 +122,21 @@ def called_names(syntax: ast.Module) -> set[str]:
     return found
 
 
+def calls(function: ast.AST, name: str) -> bool:
+    """Whether a method calls another of its object."""
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == name
+        and ast_name(node.func.value) == "self"
+        for node in ast.walk(function)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a test asks, by its words: for a version or for what a module has, and for the dtypes of which variables."""
+    """What a test asks, by its words: for a version or for what a module has, and for the dtypes of which variables and attributes of its
+    object."""
 
     version: bool
     dtypes_of: tuple[str, ...]
@@ -132,11 +144,12 @@ class Asked:
 
 def words_of(test: ast.expr) -> Asked:
     nodes = [node for node in ast.walk(test) if isinstance(node, (ast.Name, ast.Attribute))]
-    dtypes_of = (
-        node.value.id
-        for node in nodes
-        if isinstance(node, ast.Attribute) and node.attr == "dtype" and isinstance(node.value, ast.Name)
-    )
+    holders = [node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr == "dtype"]
+    dtypes_of = [
+        ast.unparse(node)
+        for node in holders
+        if isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self")
+    ]
     return Asked(any(VERSION.search(ast_name(node)) for node in nodes), tuple(dtypes_of))
 
 
