@@ -294,6 +294,40 @@ def test_kernels_whose_inputs_are_one_or_brought_to_one_dtype_are_not_told(
     assert found(tmp_path, select=["custom-ops"], min_confidence="possible") == []
 
 
+OPERAND = ("return x @ weight\n", "return torch.tanh(x).to(weight.dtype) @ weight\n")
+
+
+def test_a_cast_of_a_product_s_operand_settles_no_backward(tmp_path: Path) -> None:
+    function = OWN.partition("@torch.library")[0].replace(*OPERAND)
+    assert OPERAND[1] in function
+    project(tmp_path, region=AUTOCAST, library=function)
+    assert grades(found(tmp_path)) == {("function-without-custom-fwd", "likely", "warning")}
+    brought = function.replace("grad @ weight.t()", "grad.to(weight.dtype) @ weight.t()")
+    project(tmp_path, region=AUTOCAST, library=brought)
+    assert found(tmp_path, select=["all"]) == []
+
+
+LIFTS = """
+import torch
+
+
+@torch.library.custom_op("mine::average", mutates_args=())
+def average(x: torch.Tensor, span: int) -> torch.Tensor:
+    given = x.dtype
+    return torch.ops.native.average(x.to(torch.float32), span).to(given)
+
+
+torch.library.register_autograd("mine::average", lambda ctx, grad: (grad, None))
+"""
+
+
+def test_an_op_that_gives_its_result_the_dtype_of_its_input_is_possible_where_it_has_a_gradient(tmp_path: Path) -> None:
+    project(tmp_path, library=LIFTS)
+    assert grades(found(tmp_path, select=["all"])) == {("unregistered-custom-op", "possible", "info")}
+    project(tmp_path, library=LIFTS.partition("\n\ntorch.library.register_autograd")[0])
+    assert found(tmp_path, select=["all"]) == []
+
+
 def test_an_op_with_a_rule_for_autocast_is_not_told(tmp_path: Path) -> None:
     registered = OWN + "\n\ntorch.library.register_autocast(scatter, 'cuda', torch.bfloat16)\n"
     project(tmp_path, region=AUTOCAST, library=registered)

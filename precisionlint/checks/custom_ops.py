@@ -22,6 +22,8 @@ def unregistered_custom_op(state: None, event: CustomOp | Defined) -> Iterator[A
         comes = (
             "its weights stay fp32 while the activations beside them come in half"
             if event.mixes
+            else "it is not cast, and gives fp32 for fp32 inputs where the ops beside it give half"
+            if event.follows
             else "its inputs arrive as they are, and where some of them are half and some fp32 nothing brings them to one dtype"
         )
         yield defined(event, "unregistered-custom-op", f"{what} has no autocast rule: under autocast {comes}; {remedy}")

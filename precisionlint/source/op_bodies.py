@@ -20,7 +20,11 @@ ALIGNS = re.compile(r"\.to\([\w.]+\.dtype\b|\btype_as\(|\.dtype [!=]= (?!torch\.
 
 MULTIPLIES = re.compile(r" @ |\bmatmul\(|(?:\b|_)(?:add|badd)?b?mm\(|\beinsum\(|\blinear\(|\bconv\w*\(")
 """What autocast casts; a kernel of the project's own that is called so, it leaves alone."""
+ASSIGNED = re.compile(r"= [\w.]+(?:\.to\([\w.]+\.dtype\b|\.type_as\()|\b(?:assert|if) [^\n]*\.dtype\b")
+"""That it keeps what it aligned, or asks for agreement."""
 LAUNCHES = re.compile(r"\[grid|\w\[\(|kernel|_cuda\b|triton|_ext\.|kernels\.")
+RETURNS = re.compile(r"(\w+) = \w+\.dtype\b(?s:.*)\.to\((?:dtype=)?\1\)")
+"""How a body that computes in another dtype gives its result that of an input."""
 WEIGHTS = re.compile(r"(?:\w*_)?(?:weights?|bias(?:es)?|gamma|w\d?|W\d?)|D?W\d?")
 """Parameters by their name: what is kept in fp32 where the activations beside it come in half."""
 QUANTISED = re.compile(r"scales?(?:_|$)|absmax|quant|zero_?points?")

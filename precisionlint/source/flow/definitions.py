@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 from precisionlint.source.op_bodies import (
     ALIGNS,
+    ASSIGNED,
     COUNTS,
     LAUNCHES,
     MULTIPLIES,
     QUANTISED,
+    RETURNS,
     WEIGHTS,
     allocates_wide,
     loads_cast,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
 
 REGISTERS = b"register_autocast"
+DIFFERENTIABLE = b"register_autograd"
 OPS = frozenset({"torch.library.custom_op", "torch.library.triton_op"})
 HELPERS = 8
 """So many functions that a body calls are read as part of it."""
@@ -46,7 +49,17 @@ def function(frame: Frame, cls: Class) -> None:
     kept = setup.node if setup is not None else forward.node
     if "save_for_backward" in ast.unparse(kept):
         names = parameters(forward.node)[1:]
-        tell(frame, cls.node, forward.node, "function", names, len(saved(kept) & set(names)) > 1, cls, settles(back))
+        tell(
+            frame,
+            cls.node,
+            forward.node,
+            "function",
+            names,
+            len(saved(kept) & set(names)) > 1,
+            cls,
+            settles(back),
+            back,
+        )
 
 
 def op(frame: Frame, node: FunctionDef) -> None:
@@ -55,6 +68,8 @@ def op(frame: Frame, node: FunctionDef) -> None:
         made = frame.expr(decorator.func) if isinstance(decorator, ast.Call) else None
         if made is not None and made.name in OPS and REGISTERS not in frame.source.file.data:
             tell(frame, node, node, "op", parameters(node), len(tensors(node)) > 1)
+            if DIFFERENTIABLE in frame.source.file.data and RETURNS.search(ast.unparse(node)):
+                frame.tell(Defined(frame.at(node), (), node.name, "op", False, True, follows=True))
 
 
 def parameters(node: FunctionDef) -> list[str]:
@@ -92,25 +107,34 @@ def tell(
     several: bool,
     cls: Class | None = None,
     settled: bool = False,
+    back: str = "",
 ) -> None:
     """Tells of an op if its body multiplies, or hands a weight or several inputs to a kernel, and casts nothing.
 
-    ``names``: its inputs; ``several``: it takes, or keeps, more than one tensor; ``settled``: its backward may bring all to one dtype.
+    ``names``: its inputs; ``several``: it takes, or keeps, more than one tensor; ``back``: its backward, which brings nothing to one dtype
+    unless it is ``settled``.
+
+    That an input takes the dtype of another settles what a kernel gets. Of the operand of a product that says nothing: autocast casts it once
+    more, so that the result is half all the same, and its gradient meets what was saved in another dtype.
     """
     body = "\n".join(ast.unparse(each) for each in node.body)
     called = list(helpers(frame, node, cls))
     whole = "\n".join([body, *(ast.unparse(each) for each in called if not is_kernel(each))])
-    if (settles(whole) and not allocates_wide(whole)) or ALIGNS.search(whole):
+    if settles(whole) and not allocates_wide(whole):
+        return
+    multiplies = MULTIPLIES.search(body) is not None
+    again = multiplies and MULTIPLIES.search(back) and not ALIGNS.search(back) and not ASSIGNED.search(whole)
+    if ALIGNS.search(whole) and not again:
         return
     if loads_cast("\n".join(ast.unparse(each) for each in called if is_kernel(each))):
         return
     sizes = {"W", "w"} if {"H", "h"} & set(names) else set()
     mixes = any(WEIGHTS.fullmatch(name) for name in names if name not in sizes) and len(names) > 1
     hands = mixes and LAUNCHES.search(body) and not any(QUANTISED.search(name) for name in names)
-    by_itself = not settled and not settles(whole) and (MULTIPLIES.search(body) or hands)
+    by_itself = not settled and not settles(whole) and (multiplies or hands)
     launches = LAUNCHES.search(whole) is not None
     if by_itself or (several and (launches or (kind == "op" and MULTIPLIES.search(whole)))):
-        frame.tell(Defined(frame.at(at), (), at.name, kind, bool(by_itself) and mixes, not MULTIPLIES.search(body)))
+        frame.tell(Defined(frame.at(at), (), at.name, kind, bool(by_itself) and mixes, not multiplies))
 
 
 def is_kernel(node: FunctionDef) -> bool:
