@@ -59,13 +59,12 @@ class Captioner:
 """
 
 
-def told(folder: Path, text: str) -> list[tuple[str, str]]:
-    """What is told of devices at all, and that a run by default tells nothing."""
+def told(folder: Path, text: str, rule: str = "autocast-device-mismatch") -> list[tuple[str, str]]:
+    """What is told of a rule at all, and that a run by default tells nothing."""
     path = folder / "program.py"
     path.write_text(textwrap.dedent(text))
-    rule = {"autocast-device-mismatch"}
-    assert not check([str(path)], select=rule, isolated=True).findings
-    shown = check([str(path)], select=rule, min_confidence="possible", isolated=True).findings
+    assert not check([str(path)], select={rule}, isolated=True).findings
+    shown = check([str(path)], select={rule}, min_confidence="possible", isolated=True).findings
     return [(each.severity, each.confidence) for each in shown]
 
 
@@ -99,3 +98,61 @@ def test_cuda_written_out_where_tensors_go_elsewhere_is_possible(tmp_path: Path,
 )
 def test_cuda_written_out_in_code_for_cuda_is_silent(tmp_path: Path, program: str, region: str, more: str) -> None:
     assert told(tmp_path, f"{HEAD}\n{more}\n{program.format(region=region)}") == []
+
+
+FP32 = """
+class Rotary(nn.Module):
+    def forward(self, q, k):
+        with {region}:
+            return q.float() @ k.float().mT
+"""
+
+DECORATED = """
+from torch.cuda.amp import autocast
+
+
+@autocast({arguments})
+def rays(directions, poses):
+    return directions @ poses.mT
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "many"),
+    [
+        (FP32.format(region="torch.autocast(q.device.type, dtype=torch.float32)"), 1),
+        (FP32.format(region="torch.autocast(device_type=q.device.type, dtype=torch.float, enabled=True)"), 1),
+        (DECORATED.format(arguments="dtype=torch.float32"), 1),
+        (FP32.format(region="torch.autocast(q.device.type, dtype=torch.float32, enabled=False)"), 0),
+        (FP32.format(region="torch.autocast(q.device.type, dtype=torch.bfloat16)"), 0),
+        (FP32.format(region="torch.autocast('cuda', dtype=torch.float32)"), 0),
+        (DECORATED.format(arguments="enabled=False"), 0),
+    ],
+)
+def test_fp32_of_a_device_that_is_known_at_run_time_is_possible(tmp_path: Path, text: str, many: int) -> None:
+    assert told(tmp_path, HEAD + text, "autocast-float32-dtype") == [("info", "possible")] * many
+
+
+LOSS = """
+import lightning as L
+import torch.nn.functional as F
+from torchmetrics import Metric
+
+
+class {name}({base}):
+    def {method}(self, batch, *_):
+        probabilities, targets = self.given(batch)
+        return F.binary_cross_entropy{with_logits}(probabilities, targets.float())
+"""
+
+
+@pytest.mark.parametrize(
+    ("base", "method"), [("L.LightningModule", "training_step"), ("Metric", "compute"), ("nn.Module", "forward")]
+)
+def test_a_loss_of_probabilities_whose_region_is_a_callers_affair_is_possible(
+    tmp_path: Path, base: str, method: str
+) -> None:
+    text = HEAD + LOSS.format(name="Scored", base=base, method=method, with_logits="")
+    assert told(tmp_path, text, "bce-under-autocast") == [("info", "possible")]
+    text = HEAD + LOSS.format(name="Scored", base=base, method=method, with_logits="_with_logits")
+    assert told(tmp_path, text, "bce-under-autocast") == []

@@ -200,13 +200,25 @@ def autocast_float32_dtype(state: None, event: Called) -> Iterator[Any]:
         return
     device = made.option("device_type", 0)
     known = made.name == "torch.cpu.amp.autocast" or (device is not None and device.constant in NO_FLOAT32)
-    if not known and made.ref == "decorator" and device is not None and device.constant == "cuda":
+    cuda = made.name == "torch.cuda.amp.autocast" or (device is not None and device.constant == "cuda")
+    if not known and made.ref == "decorator" and cuda:
         yield Hit(
             "autocast-float32-dtype",
             event.at,
-            'autocast("cuda", dtype=torch.float32) as a decorator is made at import: on a machine without CUDA it warns there and is off, '
+            "autocast for CUDA with dtype=torch.float32 as a decorator is made at import: on a machine without CUDA it warns there and is off, "
             "and on any other device half inputs stay half; write enabled=False and cast them",
             (),
+            confidence="possible" if made.name == "torch.cuda.amp.autocast" else "certain",
+        )
+    enabled = made.option("enabled", 0 if made.name == "torch.cuda.amp.autocast" else 2)
+    if not known and not cuda and device is not None and (enabled is None or enabled.constant is not False):
+        yield Hit(
+            "autocast-float32-dtype",
+            event.at,
+            "autocast has float32 on CUDA alone, and this device is any that the tensors are on: on others the region warns each time and "
+            "disables itself, and half inputs stay half; write enabled=False and cast them",
+            (),
+            confidence="possible",
         )
     if not known:
         return  # CUDA's autocast takes float32: it lifts half inputs of products
@@ -335,15 +347,18 @@ def bce_under_autocast(state: None, event: Computed) -> Iterator[Any]:
     certain = scope.enabled is True and scope.region is not None and scope.region.device == "cuda"
     if not certain and (scope.enabled is True or scope.kind != "module"):
         return
-    yield Hit(
+    hit = Hit(
         "bce-under-autocast",
         value.at,
         "binary_cross_entropy on probabilities raises under CUDA autocast ('unsafe to autocast'): use binary_cross_entropy_with_logits, or "
         "leave autocast around it and cast to float",
         (),
-        confidence="certain" if certain else "likely",
-        needs=() if certain else (Shows("training"), Shows("loss under autocast")),
     )
+    if certain:
+        yield hit
+    else:
+        needs = (Shows("training"), Shows("loss under autocast"))
+        yield from (replace(hit, confidence="likely", needs=needs), replace(hit, confidence="possible"))
 
 
 @FAMILY.rule("deprecated-amp-api", Touched)

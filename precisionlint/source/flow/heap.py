@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,6 +35,9 @@ class Spot:
 NOTHING = Value("unknown")
 DEPTH = 4
 """How deep calls of the project's own functions are entered."""
+
+METRIC = re.compile(r"(?:torchmetrics|(?:pytorch_)?lightning)\b.*\bMetric$")
+"""The class that metrics derive from, which is a module."""
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -146,6 +150,8 @@ class Class:
         if any(name.rpartition(".")[2] == "TestCase" for name in self.outside) or self.node.name.startswith("Test"):
             return "test"
         if any(name.endswith((".Module", "Module")) or name.startswith("torch.nn.") for name in self.outside):
+            return "module"
+        if any(METRIC.match(name) for name in self.outside):
             return "module"
         held = (value.name for value in self.attributes.values() if value.op == "module")
         if self.method("forward") is not None or any(not name.endswith("Loss") for name in held):
