@@ -25,6 +25,7 @@ class Audited:
     read: tuple[Judged, ...]
     step: int
     steps: int
+    backwards: int
     ended: str
     failed: bool
 
@@ -70,7 +71,9 @@ def run(
     of_this_run = {(each.rule, each.place): each for each in own}
     here = {**known, "torch.cuda.is_available()": outcome.cuda}
     read = tuple(judge(each, outcome.report, of_this_run.get((each.rule, each.place)), here) for each in findings)
-    return Audited(command[0], outcome.report, read, step, outcome.steps, outcome.ended, outcome.failed)
+    return Audited(
+        command[0], outcome.report, read, step, outcome.steps, outcome.backwards, outcome.ended, outcome.failed
+    )
 
 
 def _read(paths: Sequence[str], assume: Mapping[str, Any] | None = None) -> tuple[Finding, ...]:
@@ -132,6 +135,11 @@ def lines(audited: Audited, *, format: str, color: bool, all: bool, width: int) 
         ran = counted(audited.steps, "step")
         if audited.steps < audited.step:
             hint = f"; --step {audited.steps} audits an earlier one" if audited.steps else ""
+            if audited.backwards and not audited.steps:
+                hint = (
+                    f" of torch.optim's optimizers, though a backward ran {counted(audited.backwards, 'time')}: "
+                    "`with precisionlint.audit(model):` around a step audits it with any other optimizer"
+                )
             said = f"step {audited.step} never came: {audited.script} {audited.ended} after {ran}{hint}"
         else:
             said = (

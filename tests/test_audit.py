@@ -112,6 +112,8 @@ def test_several_models_are_told_apart_by_the_names_of_the_dict():
 def test_a_model_that_is_no_module_is_refused():
     with pytest.raises(TypeError, match="expected a torch"):
         precisionlint.audit({"model": 3})
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module, or several in a dict or list, not int"):
+        precisionlint.audit(3)
 
 
 def test_an_optimizer_or_scaler_that_is_none_is_refused():

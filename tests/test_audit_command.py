@@ -106,6 +106,10 @@ def test_a_script_that_goes_elsewhere_is_told_by_the_paths_of_where_it_was_start
         ("import sys\nsys.exit('no data')\n", "ended with exit code 1"),
         ("print('no training at all')\n", "ended by itself"),
         ("import torch\ntorch.ones(2).sum()\n", "ended by itself"),
+        (
+            "import torch\nw = torch.ones(2, requires_grad=True)\nfor _ in range(3):\n    w.sum().backward()\n",
+            "after 0 steps of torch.optim's optimizers, though a backward ran 3 times",
+        ),
     ],
 )
 def test_a_script_that_never_steps_is_told_in_a_line_with_how_it_ended(audit: Audit, source: str, said: str):

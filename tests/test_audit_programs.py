@@ -72,6 +72,44 @@ def test_recomputation_is_a_phase_of_its_own(reentrant: bool):
     assert [op.op for op in unmapped(report)] == []
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_regions_that_a_recomputation_enters_are_none_of_the_steps_own(reentrant: bool):
+    model = Block(reentrant)
+
+    def step() -> None:
+        x, y = batch()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+
+    report = audited(step, model)
+    assert [each.what for each in report.order] == ["autocast entered: cpu bfloat16", "autocast left", "backward"]
+    assert len(report.regions) == 1 and "times" not in report.regions[0]
+    recomputed = {op.outputs for op in report.ops if op.op in PRODUCTS and op.phase == "recompute"}
+    assert recomputed == {("bfloat16",)}
+
+
+def test_weights_that_functional_call_puts_in_their_place_are_not_counted_as_more_weights():
+    model = nn.Linear(4, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, parameters, (x,)).sum()
+
+    audit = precisionlint.audit(None, optimizer)
+
+    class Closing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            audit.__exit__(None, None, None)
+            return x
+
+    model.register_forward_hook(lambda module, args, out: Closing()(out))
+    audit.__enter__()
+    torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(dict(model.named_parameters()), torch.randn(3, 4))
+    weights = [each for each in audit.report.storage if each.kind == "weights"]
+    assert [each.elements for each in weights] == [sum(each.numel() for each in model.parameters())]
+
+
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight):  # type: ignore[no-untyped-def]

@@ -182,7 +182,8 @@ class Order:
             place = heading()
             region = Region(context.device, dtype, bool(context._cache_enabled), at=place) if enabled else None
             self.position.regions.append(region)
-            self.timeline.emit(Autocast(place, (), region, enabled, True))
+            if not self._recomputes:
+                self.timeline.emit(Autocast(place, (), region, enabled, True))
             return result
 
         return __enter__
@@ -202,10 +203,16 @@ class Order:
         if region is self.position.spanning:
             self.position.spanning = None
         place = region.at if standing and region is not None else here()  # a `with` is left on its first line
-        self.timeline.emit(Autocast(place, (), region, region is not None, False))
+        if not self._recomputes:
+            self.timeline.emit(Autocast(place, (), region, region is not None, False))
         self._standing = min(self._standing, len(regions))
         if not regions:
             self.outside_regions()
+
+    @property
+    def _recomputes(self) -> bool:
+        """Whether a backward runs: the regions that it enters, a checkpoint's above all, are those of its forward."""
+        return len(self.position.bases) > 1
 
     def _leave_standing(self) -> None:
         """Leaves the regions from before the window that torch says are over (of one that is disabled, nobody can

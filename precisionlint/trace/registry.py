@@ -48,7 +48,8 @@ class Registry:
         if isinstance(model, nn.Module) and not isinstance(model, nn.ModuleDict):
             model = {"": model}
         elif not isinstance(model, Mapping | nn.ModuleDict):
-            model = {str(number): each for number, each in enumerate(model)}
+            several = model if isinstance(model, Iterable) else [model]
+            model = {str(number): each for number, each in enumerate(several)}
         for name, each in model.items():
             if not isinstance(each, nn.Module):
                 raise TypeError(

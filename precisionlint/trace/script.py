@@ -56,6 +56,8 @@ class Outcome:
 
     report: AuditReport | None
     steps: int
+    backwards: int
+    """How many backward passes ran (those of double backward included)."""
     ended: str
     failed: bool
     configuration: Mapping[str, Any]
@@ -92,6 +94,7 @@ class Watch:
         self._scalers: dict[int, Any] = {}
         self._alive: dict[int, Any] = {}
         self._stepping: list[Any] = []
+        self.backwards = 0
         self._closures = 0
         """How many closures of outermost steps run."""
         self._inside: Audit | None = None
@@ -139,6 +142,7 @@ class Watch:
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            self.backwards += 1
             if self._due and self._outside:
                 self._turn()
                 return torch.autograd._engine_run_backward(*args, **kwargs)  # type: ignore[attr-defined]
@@ -329,7 +333,14 @@ def run(
     if report is not None and watch.folder != start:
         report = rebased(report, watch.folder)
     return Outcome(
-        report, watch.total, ended or "ended by itself", failed, watch.configuration, torch.cuda.is_available(), files
+        report,
+        watch.total,
+        watch.backwards,
+        ended or "ended by itself",
+        failed,
+        watch.configuration,
+        torch.cuda.is_available(),
+        files,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from precisionlint.audit_report import StorageRecord
 from precisionlint.trace.registry import Registry, local, parameters_of
@@ -46,7 +47,8 @@ class Storage:
 
     def _all(self) -> Iterator[tuple[str, str, int, int]]:
         models = list(self.registry.roots.values())
-        inside = {id(each): each for model in models for each in model.parameters()}
+        parameters = (each for model in models for each in model.parameters())
+        inside = {id(each): each for each in parameters if not is_functorch_wrapped_tensor(each)}  # of functional_call
         outside = [p for p in self.registry.trained() if id(p) not in inside]
         halves = [each for each in inside.values() if each.dtype in HALF]
         masters = {id(each) for each in outside if is_master(each, halves)}
