@@ -541,6 +541,13 @@ def test_sums_that_a_setting_or_fsdp_itself_decides(tmp_path: Path, more: str, l
     assert [line for line, rule in hits if rule == "half-gradient-reduction"] == lines
 
 
+@pytest.mark.parametrize(("sums", "lines"), [("settings.dtype", [6]), ("torch.float32", []), ("settings.sums", [])])
+def test_sums_in_the_dtype_of_the_computation_where_nothing_names_a_half(tmp_path: Path, sums: str, lines: list[int]):
+    policy = POLICY.format(more=f", reduce_dtype={sums}").replace("torch.bfloat16", "settings.dtype")
+    hits = possible(tmp_path, policy)
+    assert [line for line, rule in hits if rule == "half-gradient-reduction"] == lines
+
+
 ROPE = """
 import torch
 

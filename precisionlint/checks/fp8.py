@@ -67,13 +67,18 @@ def replaced(value: Value) -> bool:
     )
 
 
+def looked_at(value: Value) -> bool:
+    """Whether a value, or what it is a cast or a view of, is a constant on another path."""
+    return any(map(replaced, sources(value, SHOWN - {"either"})))
+
+
 def magnitude(value: Value) -> bool:
     return find(value, lambda v: v.op == "abs", limit=6) is not None
 
 
 def amax_in(value: Value) -> Value | None:
     """The largest magnitude that a value is made of, where nothing on the way keeps it from zero. That of random numbers is not zero."""
-    if replaced(value) or find(value, lambda v: v.name.startswith("rand"), limit=24):
+    if looked_at(value) or find(value, lambda v: v.name.startswith("rand"), limit=24):
         return None
     for source in sources(value, SHOWN | {"number"}):
         if source.op in ("amax", "max") and source.inputs and magnitude(source.inputs[0]):
@@ -94,7 +99,7 @@ def amax_in(value: Value) -> Value | None:
 
 def raw_scale(value: Value, is_limit: Callable[[Value], bool] = is_limit) -> tuple[Value, Value, bool] | None:
     """(the scale, its amax, whether amax is the divisor) where a value is a scale whose amax may be zero."""
-    if replaced(value):
+    if looked_at(value):
         return None
     for source in sources(value, SHOWN):
         if source.op == "div" and len(source.inputs) == 2:
@@ -234,6 +239,9 @@ def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
     if value.name.startswith("triton."):
         return  # a cast of Triton's saturates
     known = not FP8.isdisjoint(value.dtypes)
+    words = (*value.dtypes, value.name, *(named.name for named in (*value.inputs[1:], *value.options.values())))
+    if any(word.startswith("triton.") for word in words):  # whose casts saturate
+        return
     if not known and not any(FP8_NAME.search(name) for name in (*value.dtypes, value.name)):
         return
     scaled = next(

@@ -100,9 +100,14 @@ def axolotl(table: Table) -> Recipe | None:
     )
 
 
+SHARDS = re.compile(r"^(?:dp|tp)_(?:size|shard|replicate)|fsdp|shard|cast_forward_inputs|buffer_dtype|output_dtype")
+"""What stands beside ``reduce_dtype`` where it is FSDP's."""
+
+
 def reduction(table: Table) -> Recipe | None:
     """Sums of gradients over ranks: FSDP's policies as they stand in YAML, Composer's ``PURE``, the optimizers of NeMo, and hooks of DDP."""
-    setting = table.setting("reduce_dtype") if "param_dtype" in table else None
+    sharded = "param_dtype" in table or any(SHARDS.search(key) for key in table.entries)
+    setting = table.setting("reduce_dtype") if sharded else None
     setting = setting or table.setting("grad_sync_dtype") or table.setting("fsdp_grad_reduce_dtype")
     setting = setting or table.setting("ddp_comm_hook")
     switch = next((s for name in FP16_SUMS if (s := table.setting(name)) is not None), None)

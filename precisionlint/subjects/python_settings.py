@@ -20,12 +20,13 @@ POLICIES = ("MixedPrecision", "MixedPrecisionPolicy")
 POLICY = ("param_dtype", "reduce_dtype")
 """The first arguments of either, in their order."""
 BF16 = re.compile(r"bf16|bfloat16")
+HALF = re.compile(r"[bf]p?16|float16|half")
 MEGATRON_CONFIGS = ("DistributedDataParallelConfig", "MegatronMixedPrecision", "MixedPrecisionConfig")
 DDP_CONFIGS = ("DistributedDataParallelConfig", "ddp", "ddp_config")
 """Where Megatron itself reads the dtype of gradients. NeMo's and Megatron-Bridge's mixed precision, where there is one, overrides it."""
 MEGATRON_POLICY = re.compile(r"mixed_precision|MixedPrecision|bf16_mixed|bf16-mixed")
 COLLECTIVES = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor", "_allreduce_fut")
-HOOK = re.compile(r"(?:fp16|bf16)_compress_(?:hook|wrapper)")
+HOOK = re.compile(r"(?:fp16|bf16)_compress_(?:hook|wrapper)|(?:FP16|BF16)_COMPRESS")
 MEGATRON_BF16 = re.compile(r"bf16[_-]mixed|bf16_with_\w+|\bbf16\s*=\s*True|params_dtype\s*=\s*torch\.bfloat16")
 MEGATRON_TRAINS = re.compile(r"OptimizerConfig|OptimizerModule|pretrain|finetune|get_megatron_optimizer")
 INFERENCE = re.compile(r"\bgenerate\b|\binference\b|\bdeploy")
@@ -90,7 +91,7 @@ def _call(file: File, node: ast.Call) -> Iterator[Recipe]:
                 yield Recipe(at=setting.at, when=(), framework="torchtitan", weights=setting, remedy=remedy)
     elif name == "DistributedDataParallelKwargs":
         yield from _accelerate_hook(file, node)
-    elif name == "register_comm_hook":
+    elif name in ("register_comm_hook", "register_ddp_comm_hook"):
         yield from _hooks(file, [*node.args, *(keyword.value for keyword in node.keywords)], node)
     else:
         handed = [k.value for k in node.keywords if k.arg in ("ddp_comm_hook", "ddp_comm_wrapper", "compression")]
@@ -126,10 +127,11 @@ def _policy(file: File, node: ast.Call) -> Iterator[Recipe]:
     values = [replace(setting, value=constant(value)) for value in _choices(file, reduce, node)]
     sure = all(value.half for value in values)
     tied = compute is not None and constant(reduce) is UNKNOWN and _is_one(reduce, compute)
-    if sure or tied or any(value.half or value.value is UNKNOWN for value in values):
+    spoken = HALF.search(file.text) is not None
+    if sure or tied or any(value.half or (spoken and value.value is UNKNOWN) for value in values):
         half = next((value.half for value in values if value.half), _half_named(file))
         setting = setting if setting.half else replace(setting, value=half)
-        left = not (sure or tied)
+        left = not (sure or (tied and spoken))
         yield Recipe(at=setting.at, when=(), framework="FSDP", reduces=setting, sure=sure, left=left)
 
 
@@ -147,7 +149,7 @@ def _compute_alone(file: File, node: ast.Call, compute: ast.expr | None) -> Iter
 
 
 def _half_named(file: File) -> str:
-    return "bf16" if BF16.search(file.text) else "fp16"
+    return "bf16" if BF16.search(file.text) or not HALF.search(file.text) else "fp16"
 
 
 def _choices(file: File, value: ast.expr, call: ast.Call, depth: int = 3) -> Iterator[ast.expr]:
@@ -223,7 +225,7 @@ def _hooks(file: File, handed: list[ast.expr], call: ast.Call) -> Iterator[Recip
     for value in handed:
         for each in _choices(file, value, call):
             name, at = _name(each), file.place(each)
-            half = name[:4] if HOOK.fullmatch(name) else _half_of_hook(file, each)
+            half = name[:4].lower() if HOOK.fullmatch(name) else _half_of_hook(file, each)
             if half:
                 yield Recipe(at=at, when=(), framework="DDP", reduces=Setting(name, half, at))
 
