@@ -351,6 +351,9 @@ DECAY = re.compile(
     r"[Aa]_?log|log_?A|inv_A|a_param|decay|dt_bias|(?:nu|theta|gamma)_log|log_(?:a|lambda|dt|step)|lambda"
 )
 
+LOGARITHM = re.compile(r"(?:^|_)log_(?!its?)|_log$|^log_?(?:var|sigma|std|scale|dt)$")
+"""What is called the logarithm of something (``log_scale``, ``threshold_log``); logits are none."""
+
 
 @FAMILY.rule("exp-in-half", Computed)
 def exp_in_half(state: None, event: Computed) -> Iterator[Any]:
@@ -358,19 +361,20 @@ def exp_in_half(state: None, event: Computed) -> Iterator[Any]:
     if value.op not in ("exp", "softplus", "exp2") or not value.inputs or not trains(event.scope):
         return
     source = next(iter(sources(value.inputs[0])), None)
-    if (
-        source is None
-        or source.op != "parameter"
-        or grade(value.dtypes, event.scope) != "likely"
-        or not DECAY.search(source.name)
-    ):
+    if source is None or source.op != "parameter" or grade(value.dtypes, event.scope) != "likely":
+        return
+    if DECAY.search(source.name):
+        how: Confidence = "likely"
+        harm = "a decay of 0.999 is 1.0 in bf16"
+    elif LOGARITHM.search(source.name):
+        how, harm = "possible", "bf16 has steps of 1/32 from 4 on, and the result is off by as many hundredths"
+    else:
         return
     yield hit(
         "exp-in-half",
         value,
-        "likely",
-        f"{value.op} of a parameter in the parameter's own dtype: where the weights are half, a decay of 0.999 is 1.0 in bf16; take "
-        ".float() first",
+        how,
+        f"{value.op} of a parameter in the parameter's own dtype: where the weights are half, {harm}; take .float() first",
         (TRAINING, HALF_WEIGHTS),
     )
 

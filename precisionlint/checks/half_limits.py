@@ -22,6 +22,7 @@ from precisionlint.checks.half_arithmetic import (
     trains,
 )
 from precisionlint.valueflow import (
+    NUMBER,
     VIEWS,
     Computed,
     Scope,
@@ -235,6 +236,7 @@ def half_running_sum(state: None, event: Computed) -> Iterator[Any]:
     """A total that outlives the call (an attribute of the object), or one that a loop carries from batch to batch."""
     value, scope = event.value, event.scope
     yield from gram_sum(event)
+    yield from narrow_metric(event)
     if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test":
         return
     total, term = value.inputs
@@ -285,6 +287,39 @@ def gram_sum(event: Computed) -> Iterator[Any]:
             severity="warning",
         )
         return
+
+
+def narrow_metric(event: Computed) -> Iterator[Any]:
+    """``self.total += probabilities.log().sum()``: a metric whose terms are made of exponentials or logs of logits in the logits' dtype; and
+    ``total += loss.detach()`` from 0 on, where the total takes the dtype of the losses."""
+    value, scope = event.value, event.scope
+    if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test" or scope.enabled is False:
+        return
+    total, term = value.inputs
+    kept = value.name.startswith("in-place") and (value.name == "in-place state" or carried(value, total))
+    if not kept or known_half(value.dtypes) or not may_be_half(term.dtypes - NUMBER) or not apart(term, scope):
+        return
+    made = find(term, lambda v: v.op in LOGARITHMIC, lambda v: v.op in ("layer", "linear"), 24)
+    reduced = find(term, lambda v: v.op in REDUCED, lambda v: v.op in ("layer", "linear"), 16)
+    if made is None or reduced is None or not made.inputs or not logits_within(made):
+        return
+    yield hit(
+        "half-running-sum",
+        made,
+        "possible",
+        f"what a metric adds up is computed in {kept_in('likely', made.dtypes)}: exponentials and logs in bf16 are off in the third digit, and so "
+        "is the metric; cast the logits to float first",
+        (Shows("half"),),
+        (Seen(reduced.at, "what is added"), Seen(value.at, "added up")),
+    )
+
+
+LOGARITHMIC = frozenset({"log", "exp", "log_softmax", "logsumexp", "cross_entropy", "nll_loss"})
+
+
+def logits_within(made: Value) -> bool:
+    """Whether logits are what an op was made of."""
+    return find(made, logits, lambda v: v.op in ("layer", "linear"), 32) is not None
 
 
 KEPT = frozenset({"input", "unknown", "buffer", "parameter"})

@@ -6,11 +6,20 @@ Constants of masks, products before they are scaled, norms of gradients. The pat
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
-from precisionlint.checks.half_arithmetic import AUTOCAST, FP16, TRAINING, grade, hit, likely_of, operand_of_square
+from precisionlint.checks.half_arithmetic import (
+    AUTOCAST,
+    FP16,
+    HALF_WEIGHTS,
+    TRAINING,
+    grade,
+    hit,
+    likely_of,
+    operand_of_square,
+)
 from precisionlint.valueflow import (
     HALF_LAYERS,
     INTEGERS,
@@ -39,6 +48,8 @@ SCORES = re.compile(r"scores?$|attn|attention|energy|logits?$")
 @FAMILY.rule("mask-constant-overflow", Computed)
 def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
+    if value.op == "where":
+        yield from chosen_constant(value, event.scope)
     if value.op not in FILLS or not value.inputs:
         return
     filled, constant = value.inputs[0], number(value.option(*FILLS[value.op]))
@@ -47,6 +58,13 @@ def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
     known = "float16" in filled.dtypes
     scores = find(filled, made_scores, lambda v: v.op in ("cast", "softmax", "layer"), 24)
     if not known and scores is None:
+        return
+    if value.op == "masked_fill" and not known and of_itself(filled, value.inputs[1:2]):
+        made_infinite = (
+            f"{constant:g} in a mask that was boolean: cast to fp16 (at most 65504) it is {'-' * (constant < 0)}inf"
+        )
+        advice = "a row that is masked whole is NaN; torch.finfo of the dtype that it is cast to has the least number"
+        yield hit("mask-constant-overflow", value, "possible", f"{made_infinite}, and {advice}", (FP16,))
         return
     needs: tuple[Shows, ...] = () if known else (FP16,)
     if not known and not may_be_half(filled.dtypes):
@@ -68,6 +86,35 @@ def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
         if value.op == "masked_fill"
         else None,
     )
+
+
+def chosen_constant(value: Value, scope: Scope) -> Iterator[Any]:
+    """``torch.where(mask, scores, -1e9)``: it takes the dtype of the scores, and what does not fit becomes infinite."""
+    if len(value.inputs) != 3:
+        return
+    for filled, given in (value.inputs[1:], value.inputs[:0:-1]):
+        constant = number(given)
+        scores = find(filled, made_scores, lambda v: v.op in ("cast", "softmax", "layer"), 24)
+        if constant is None or not FP16_MAX < abs(constant) < float("inf") or scores is None:
+            continue
+        if "float16" not in filled.dtypes and (scope.enabled is False or not may_be_half(filled.dtypes)):
+            continue
+        yield hit(
+            "mask-constant-overflow",
+            value,
+            "possible",
+            f"{constant:g} does not fit fp16 (at most 65504): on scores in fp16 where gives {'-' * (constant < 0)}inf (some versions of torch "
+            "raise), and a row that is masked whole is NaN; torch.finfo(scores.dtype).min fits any dtype",
+            (FP16,),
+            (Seen(scores.at, "the scores"),),
+        )
+        return
+
+
+def of_itself(filled: Value, mask: Sequence[Value]) -> bool:
+    """Whether a value is filled where it itself says so: it was boolean."""
+    held = [source for each in mask for source in sources(each)]
+    return find(filled, lambda v: any(v is each for each in held), lambda v: v.op == "matmul", 12) is not None
 
 
 def scaled_product(value: Value) -> bool:
@@ -269,8 +316,17 @@ def half_gradient_norm(state: None, event: Computed) -> Iterator[Any]:
         inner = operand_of_square(square) if square is not None else None
     if inner is None:
         return
-    gradient = next((s for s in sources(inner) if s.op == "gradient"), None)
     how = grade(value.dtypes, event.scope)
+    if how == "likely" and any(source.op == "weight" for source in sources(inner)):
+        yield hit(
+            "half-gradient-norm",
+            value,
+            "possible",
+            "the norm of weights is kept in their own dtype: where they are half, fp16 is inf above 65504 and bf16 has steps of 1/256; "
+            "give it dtype=torch.float32",
+            (HALF_WEIGHTS,),
+        )
+    gradient = next((s for s in sources(inner) if s.op == "gradient"), None)
     if gradient is None or how is None:
         return
     yield hit(

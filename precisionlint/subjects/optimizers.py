@@ -15,10 +15,16 @@ from precisionlint.recipes import HALVES
 from precisionlint.subjects import File
 from precisionlint.subjects.tree import constant
 
-SECOND = re.compile(r"(?<!max_)(?:exp_avg_sq|square_avg|second_moment)|(?:^|_)variance$|^nu$")
+SECOND = re.compile(r"(?<!max_)(?:exp_avg_sq|square_avg|second_moment)|(?:^|_)variance$|^(?:nu|v|v_?mean)$")
 """What the running average of squared gradients is called."""
 MADE = ("zeros_like", "zeros", "empty_like", "empty", "full_like", "full", "new_zeros", "clone")
 CAREFUL = re.compile(r"kahan|compensat|stochastic|master|error_feedback|residual|round", re.I)
+UPDATES = re.compile(r"exp_avg|square_avg|second_moment|variance|addcmul_|mul_\(")
+"""What only a function holds that averages anything."""
+OF_GRADIENTS = re.compile(r"\.grad\b|\bstate\[|\bgrads?\b")
+COMMENT = re.compile(r"#[^\n]*")
+COUNTS = re.compile(r"torch\.(?:scalar_)?tensor\((?:[^()]|\([^()]*\))*\)(?:\.\w+\([^()]*\))*")
+"""A number made a tensor: its dtype is no moment's."""
 WIDE = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.to\(\s*dtype\s*=|promote")
 
 
@@ -26,8 +32,8 @@ def read(file: File) -> Iterator[Moment]:
     """The second moments of a file's optimizers, in its order."""
     for node in file.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _is_outer(node):
-            text = "\n".join(file.lines[node.lineno - 1 : node.end_lineno])
-            if not SECOND.search(text) or CAREFUL.search(_around(file, node)):
+            text = COMMENT.sub("", "\n".join(file.lines[node.lineno - 1 : node.end_lineno]))
+            if not UPDATES.search(text) or CAREFUL.search(_around(file, node)):
                 continue
             own = [each for each in ast.walk(node) if isinstance(each, (ast.Assign, ast.Call))]
             for each in own:
@@ -39,8 +45,8 @@ def read(file: File) -> Iterator[Moment]:
                     half = _made_in_half(each.value)
                     if half:
                         yield Moment(file.place(each), (), _words(each.targets[0]), half)
-            if not WIDE.search(text):
-                yield from _averages(file, own)
+            if not WIDE.search(COUNTS.sub("", text)):
+                yield from _averages(file, own, bool(OF_GRADIENTS.search(text)))
 
 
 def _is_outer(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -55,21 +61,29 @@ def _around(file: File, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str
     return "\n".join(file.lines[outer.lineno - 1 : outer.end_lineno])
 
 
-def _averages(file: File, own: list[ast.Assign | ast.Call]) -> Iterator[Moment]:
-    """``v.lerp(g.square(), 1 - beta)``, ``v.mul_(beta).addcmul_(g, g, …)``: in the dtype of ``v`` and ``g``."""
+def _averages(file: File, own: list[ast.Assign | ast.Call], of_gradients: bool) -> Iterator[Moment]:
+    """``v.lerp(g.square(), 1 - beta)``, ``v.mul_(beta).addcmul_(g, g, …)``, ``v.mul_(beta).add_(g * g, …)``: in the dtype of ``v`` and ``g``.
+    What averages squares of gradients is a second moment whatever it is called."""
     for call in own:
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or not call.args:
             continue
-        inner = call.func.value
-        blended = call.func.attr in ("lerp", "lerp_") and _second(inner) and bool(call.args) and _square(call.args[0])
-        summed = call.func.attr == "addcmul_" and isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute)
-        if summed and isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute):
-            summed = inner.func.attr == "mul_" and _second(inner.func.value)
-        if blended or summed:
-            holder = (
-                inner.func.value if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) else inner
-            )
+        holder, op = call.func.value, call.func.attr
+        decayed = isinstance(holder, ast.Call) and isinstance(holder.func, ast.Attribute) and holder.func.attr == "mul_"
+        if isinstance(holder, ast.Call) and isinstance(holder.func, ast.Attribute) and decayed:
+            holder = holder.func.value
+        known = _second(holder)
+        if (
+            (op in ("lerp", "lerp_") and known and _square(call.args[0]))
+            or (op == "addcmul_" and decayed and (known or (of_gradients and _of_one(call.args))))
+            or (op == "add_" and decayed and (known or (of_gradients and _square(call.args[0]))))
+        ):
             yield Moment(file.place(call), (), _words(holder), "")
+
+
+def _of_one(factors: list[ast.expr]) -> bool:
+    """Whether both factors of a product are one tensor, the second conjugated or not."""
+    names = [ast.unparse(factor).removesuffix(".conj()") for factor in factors[:2]]
+    return len(names) == 2 and names[0] == names[1]
 
 
 def _words(node: ast.expr) -> str:
@@ -87,10 +101,14 @@ def _second(node: ast.expr) -> bool:
 
 def _square(node: ast.expr) -> bool:
     match node:
-        case ast.Call(func=ast.Attribute(attr="square" | "pow" | "conj")):
+        case ast.Call(func=ast.Attribute(attr="square" | "pow" | "conj")) | ast.BinOp(op=ast.Pow()):
             return True
-        case ast.BinOp(op=ast.Pow() | ast.Mult()):
-            return True
+        case ast.Call(func=ast.Attribute(value=ast.Name("torch"), attr="mean" | "sum"), args=[inner, *_]):
+            return _square(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr="mean" | "sum")):
+            return _square(inner)
+        case ast.BinOp(left, ast.Mult(), right):
+            return _of_one([left, right]) or _square(left) or _square(right)
     return False
 
 

@@ -13,7 +13,7 @@ from precisionlint.source.flow.heap import NOTHING, Class, Environment, Function
 from precisionlint.source.flow.joins import appended, element, join
 from precisionlint.source.flow.torch_calls import dtypes_named
 from precisionlint.source.flow.words import BINARY, NO_TENSOR, catches, is_property_setter
-from precisionlint.valueflow import HALF, WIDE, Returned, Value, constant
+from precisionlint.valueflow import HALF, UNKNOWN, WIDE, Dtypes, Returned, Value, constant, may_be_half
 
 if TYPE_CHECKING:
     from precisionlint.source.flow.evaluate import Frame
@@ -26,17 +26,19 @@ def branches(frame: Frame, *bodies: list[ast.stmt], told: Sequence[Environment] 
     """Blocks of which one runs: what they leave in the variables is joined. How many of them go on behind. ``told``: what is known of
     variables inside each of them alone."""
     before, gone = frame.names, frame.gone
-    left: list[Environment] = []
+    left: list[tuple[Environment, Environment]] = []
     frame.choices += 1
     for index, body in enumerate(bodies):
         known = told[index] if index < len(told) else {}
         frame.names, frame.gone = {**before, **known}, gone
         frame.block(body)
         if not frame.gone:
-            frame.names.update({name: before[name] for name in known if frame.names[name] is known[name]})
-            left.append(frame.names)
+            left.append((frame.names, known))
     frame.choices -= 1
-    merged = join(left) if left else before
+    if len(left) > 1:  # what a test told holds no longer; where every other branch has left, it does
+        for names, known in left:
+            names.update({name: before[name] for name in known if names[name] is known[name]})
+    merged = join([names for names, _ in left]) if left else before
     before.clear()
     before.update(merged)
     frame.names, frame.gone = before, not left
@@ -62,23 +64,38 @@ def if_(frame: Frame, node: ast.If) -> None:
             node = node.orelse[0]
             continue
         bodies.append(node.orelse)
+        known.append(told(frame, node.test, otherwise=True))
         break
     if branches(frame, *bodies, told=known) == len(bodies):
         frame.scope = scope  # where a branch left, the rest is guarded like the others
 
 
-def told(frame: Frame, test: ast.expr) -> Environment:
-    """The variables whose dtype a test tells for the branch that it leads into: ``x.dtype == torch.float16``."""
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+def told(frame: Frame, test: ast.expr, otherwise: bool = False) -> Environment:
+    """The variables whose dtype a test tells for the branch that it leads into, or for the other: ``x.dtype == torch.float16``,
+    ``x.dtype in (torch.float32, torch.float64)``. What is no wide float may be half, as it may where nobody asks."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) and not otherwise:
         return {name: value for part in test.values for name, value in told(frame, part).items()}
     match test:
-        case ast.Compare(
-            left=ast.Attribute(value=ast.Name(name), attr="dtype"), ops=[ast.Eq() | ast.Is()], comparators=[other]
-        ):
-            old, dtypes = frame.names.get(name), dtypes_named(frame.expr(other))
-            if old is not None and old.op not in NO_TENSOR and dtypes is not None and dtypes <= HALF | WIDE:
+        case ast.UnaryOp(ast.Not(), operand):
+            return told(frame, operand, not otherwise)
+        case ast.Compare(left=ast.Attribute(value=ast.Name(name), attr="dtype"), ops=[op], comparators=[other]):
+            old, dtypes = frame.names.get(name), dtypes_among(frame, other)
+            if old is None or old.op in NO_TENSOR or dtypes is None or not dtypes <= HALF | WIDE:
+                return {}
+            if isinstance(op, (ast.Eq, ast.Is, ast.In)) is not otherwise:
                 return {name: Value("view", (old,), dtypes, old.at, old.name)}
+            before = old.inputs[0].dtypes if old.inputs else UNKNOWN  # without the test, which makes it unknown
+            if "float32" in dtypes and may_be_half(before):
+                return {name: Value("view", (old,), before, old.at, old.name)}
     return {}
+
+
+def dtypes_among(frame: Frame, node: ast.expr) -> Dtypes | None:
+    """The dtypes that an expression names: one, or all of a tuple."""
+    if not isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+        return dtypes_named(frame.expr(node))
+    each = [dtypes_named(frame.expr(part)) for part in node.elts]
+    return frozenset().union(*(one for one in each if one)) if each and all(each) else None
 
 
 def keep(frame: Frame, node: ast.Call, args: list[Value], value: Value) -> None:

@@ -1,0 +1,265 @@
+"""Arithmetic that is half wherever a library's callers come with half: possible, told only if asked for, and nothing of its sound relatives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from precisionlint import check
+
+HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n\n"
+MARK = "  # <-"
+
+BROKEN = {
+    "constant chosen for scores": (
+        "mask-constant-overflow",
+        """
+def attend(query, key, value, hidden):
+    scores = query @ key.transpose(-1, -2)
+    scores = torch.where(hidden, -1e9, scores)  # <-
+    return scores.softmax(-1) @ value
+""",
+    ),
+    "constant behind the scores": (
+        "mask-constant-overflow",
+        """
+LEAST = -1e8
+
+
+def hide(attention_scores, seen):
+    return torch.where(seen, attention_scores, LEAST)  # <-
+""",
+    ),
+    "a boolean mask made numbers": (
+        "mask-constant-overflow",
+        """
+def bias(attention_mask, query):
+    return (attention_mask * 1.0).masked_fill(attention_mask, -1e9).to(query.dtype)  # <-
+""",
+    ),
+    "log probabilities where the logits are not fp32": (
+        "softmax-in-half",
+        """
+def log_probability(logits, chosen):
+    if logits.dtype in (torch.float32, torch.float64):
+        return logits.gather(-1, chosen) - logits.logsumexp(-1, keepdim=True)
+    rows = [F.log_softmax(row, dim=-1) for row in logits]  # <-
+    return torch.stack(rows).gather(-1, chosen)
+""",
+    ),
+    "log probabilities under a negated test": (
+        "softmax-in-half",
+        """
+def log_probability(logits, chosen):
+    if logits.dtype != torch.float32:
+        every = F.log_softmax(logits, dim=-1)  # <-
+    else:
+        every = logits - logits.logsumexp(-1, keepdim=True)
+    return every.gather(-1, chosen)
+""",
+    ),
+    "norm of all weights": (
+        "half-gradient-norm",
+        """
+@torch.no_grad()
+def size(model):
+    total = 0.0
+    for weight in model.parameters():
+        total += weight.detach().norm(2) ** 2  # <-
+    return total**0.5
+""",
+    ),
+    "norms of weights by name": (
+        "half-gradient-norm",
+        """
+def sizes(model):
+    return {name: weight.data.norm().item() for name, weight in model.named_parameters()}  # <-
+""",
+    ),
+    "a threshold by its logarithm": (
+        "exp-in-half",
+        """
+class Gate(nn.Module):
+    def __init__(self, width, dtype):
+        super().__init__()
+        self.log_threshold = nn.Parameter(torch.zeros(width, dtype=dtype))
+
+    def forward(self, x):
+        return x * (x > self.log_threshold.exp())  # <-
+""",
+    ),
+    "a variance by its logarithm": (
+        "exp-in-half",
+        """
+class Likelihood(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.log_var = nn.Parameter(torch.zeros(1))
+
+    def forward(self, error):
+        return error / torch.exp(self.log_var) + self.log_var  # <-
+""",
+    ),
+    "a metric of exponentials": (
+        "half-running-sum",
+        """
+class Perplexity:
+    def __init__(self, device):
+        self.total = torch.zeros(1, device=device)
+
+    def update(self, logits, chosen):
+        with torch.no_grad():
+            top = logits.exp()
+            picked = top.gather(-1, chosen)
+            self.total += (picked / top.sum(-1, keepdim=True)).log().sum()  # <-
+""",
+    ),
+    "a metric of log probabilities": (
+        "half-running-sum",
+        """
+@torch.no_grad()
+def perplexity(model, batches):
+    total = 0.0
+    for x, chosen in batches:
+        logits = model(x).logits.to(x.dtype)
+        total += F.log_softmax(logits, dim=-1).gather(-1, chosen).sum()  # <-
+    return (-total).exp()
+""",
+    ),
+    "second moments under other names": (
+        "half-optimizer-state",
+        """
+class Small(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state, grad = self.state[p], p.grad  # .float()
+                state["v"].mul_(0.999).addcmul_(grad, grad.conj(), value=0.001)  # <-
+                p.addcdiv_(grad, state["v"].sqrt().add_(1e-8), value=-group["lr"])
+""",
+    ),
+    "second moments of rows": (
+        "half-optimizer-state",
+        """
+class Rows(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            rate = torch.tensor(p.numel()).to(torch.float32)
+            rows, grad = self.state[p]["rows"], p.grad
+            rows.mul_(0.95).add_((grad * grad).mean(1, keepdim=True), alpha=0.05)  # <-
+            p.sub_(grad / rows.sqrt() / rate)
+""",
+    ),
+}
+
+SOUND = {
+    "a constant that fits": """
+def attend(query, key, value, hidden):
+    scores = query @ key.transpose(-1, -2)
+    return torch.where(hidden, -1e4, scores).softmax(-1) @ value
+
+
+def hide(attention_scores, seen):
+    return torch.where(seen, attention_scores, torch.finfo(attention_scores.dtype).min)
+
+
+def penalise(lengths, seen):
+    return torch.where(seen, lengths, -1e9)
+""",
+    "scores that were widened": """
+def attend(query, key, value, hidden):
+    scores = (query @ key.transpose(-1, -2)).float()
+    return torch.where(hidden, -1e9, scores).softmax(-1).to(value.dtype) @ value
+""",
+    "log probabilities in fp32 on either side of a test": """
+def log_probability(logits, chosen):
+    if logits.dtype in (torch.float32, torch.float64):
+        return logits.gather(-1, chosen) - logits.logsumexp(-1, keepdim=True)
+    return F.log_softmax(logits.float(), dim=-1).gather(-1, chosen)
+
+
+def other(logits, chosen):
+    if not logits.dtype == torch.float32:
+        return F.log_softmax(logits, dim=-1, dtype=torch.float32).gather(-1, chosen)
+    return F.log_softmax(logits, dim=-1).gather(-1, chosen)
+""",
+    "norms of weights in fp32": """
+def size(model):
+    return sum(weight.detach().float().norm() ** 2 for weight in model.parameters()) ** 0.5
+
+
+def sizes(model):
+    return {name: weight.norm(2, dtype=torch.float32) for name, weight in model.named_parameters()}
+""",
+    "exponentials of what is no logarithm, and of one in fp32": """
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.login = nn.Parameter(torch.zeros(1))
+        self.log_scale = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return x * self.log_scale.float().exp() * self.login.exp()
+""",
+    "a metric of fp32 logits": """
+class Perplexity:
+    def __init__(self, device):
+        self.total = torch.zeros(1, device=device)
+
+    def update(self, logits, chosen):
+        with torch.no_grad():
+            top = logits.float().exp()
+            self.total += (top.gather(-1, chosen) / top.sum(-1, keepdim=True)).log().sum()
+
+
+def count(model, batches):
+    right = 0
+    with torch.no_grad():
+        for x, y in batches:
+            right += (model(x).argmax(-1) == y).sum()
+    return right
+""",
+    "second moments in fp32, and an average that is none": """
+class Wide(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            state, grad = self.state[p], p.grad.float()
+            state["v"].mul_(0.999).addcmul_(grad, grad, value=0.001)
+            p.addcdiv_(grad, state["v"].sqrt().add_(1e-8), value=-0.1)
+
+
+class Momentum(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["m"].mul_(0.9).add_(p.grad, alpha=0.1)
+            p.sub_(self.state[p]["m"])
+""",
+}
+
+
+def hits(folder: Path, body: str) -> tuple[str, list[tuple[int, str]]]:
+    text = HEAD + body.lstrip("\n")
+    (folder / "library.py").write_text(text)
+    report = check(
+        [(folder / "library.py").as_posix()], min_confidence="possible", select=["half-arithmetic", "master-weights"]
+    )
+    assert not report.errors
+    return text, [(each.place.line, each.rule) for each in report.findings]
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_possible_fault_stands_where_it_is_made(tmp_path: Path, name: str) -> None:
+    rule, body = BROKEN[name]
+    text, found = hits(tmp_path, body)
+    marked = [number for number, line in enumerate(text.splitlines(), 1) if line.endswith(MARK)]
+    assert [line for line, each in found if each == rule] == marked
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_nothing_is_said_of_the_sound_relatives(tmp_path: Path, name: str) -> None:
+    assert hits(tmp_path, SOUND[name])[1] == []
