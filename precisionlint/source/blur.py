@@ -33,7 +33,8 @@ from precisionlint.source.values import (
 )  # fmt: skip
 
 KEPT = re.compile(
-    r"scaler|amp\b|amp_|_amp|fp16|bf16|fp32|half\b|dtype|autocast|ctx|precision|enabled|optim|max_norm", re.I
+    r"scaler|amp\b|amp_|_amp|fp16|bf16|fp32|half\b|dtype|autocast|ctx|precision|enabled|optim|max_norm|lora|peft|freez|frozen",
+    re.I,
 )
 """What a name must hold for its value to be kept whether or not a test names it."""
 WORD = re.compile(r"[^\W\d]\w*")
