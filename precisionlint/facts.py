@@ -75,6 +75,11 @@ class ToNumpy(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Average(Event):
+    """Weights are blended into a running average of weights, in a dtype that nothing tells."""
+
+
+@dataclass(frozen=True, slots=True)
 class Moment(Event):
     """The second moment of an optimizer that is written out. ``dtype``: the half that it is made in, ``""`` where it has that of the
     parameters, and the arithmetic with it."""

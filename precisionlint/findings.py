@@ -106,7 +106,8 @@ class Finding:
 
 
 def best(findings: Iterable[Finding]) -> list[Finding]:
-    """The better of findings of one rule at one place: the surer one, that with fewer conditions, the shorter way."""
+    """The better of findings of one rule at one place: the surer one, that with fewer conditions, the shorter way. What is possible in a
+    line gives way to what is surer there."""
 
     def rank(finding: Finding) -> tuple[object, ...]:
         way = tuple((step.place, step.message) for step in finding.trace)
@@ -118,7 +119,12 @@ def best(findings: Iterable[Finding]) -> list[Finding]:
         key = (finding.rule, finding.place)
         if key not in found or rank(finding) < rank(found[key]):
             found[key] = finding
-    return list(found.values())
+    surer = {(each.rule, each.place.path, each.place.line) for each in found.values() if each.confidence != "possible"}
+    return [
+        each
+        for each in found.values()
+        if each.confidence != "possible" or (each.rule, each.place.path, each.place.line) not in surer
+    ]
 
 
 @dataclass(frozen=True)

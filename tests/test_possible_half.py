@@ -153,6 +153,38 @@ class Rows(torch.optim.Optimizer):
             p.sub_(grad / rows.sqrt() / rate)
 """,
     ),
+    "an average that a class keeps of weights": (
+        "half-ema",
+        """
+class Shadow:
+    def __init__(self, model, decay):
+        self.held = [weight.detach().clone() for weight in model.parameters()]
+        self.decay = decay
+
+    def follow(self, model):
+        for mine, weight in zip(self.held, model.parameters()):
+            mine.mul_(self.decay).add_(weight.detach(), alpha=1 - self.decay)  # <-
+""",
+    ),
+    "an average that a trainer keeps of weights": (
+        "half-ema",
+        """
+class Runner:
+    def average(self):
+        decay = self.settings.ema_decay
+        for index, weight in enumerate(self.model.parameters()):
+            self.averages[index] = (1 - decay) * weight.data + decay * self.averages[index]  # <-
+""",
+    ),
+    "a teacher that follows": (
+        "half-ema",
+        """
+@torch.no_grad()
+def follow(teacher, student, tau=0.996):
+    for slow, fast in zip(teacher.parameters(), student.parameters()):
+        slow.lerp_(fast, 1.0 - tau)  # <-
+""",
+    ),
 }
 
 SOUND = {
@@ -221,6 +253,26 @@ def count(model, batches):
         for x, y in batches:
             right += (model(x).argmax(-1) == y).sum()
     return right
+""",
+    "averages in fp32, of statistics, and quick ones": """
+class Shadow:
+    def __init__(self, model, decay):
+        self.held = [weight.detach().clone().float() for weight in model.parameters()]
+        self.decay = decay
+
+    def follow(self, model):
+        for mine, weight in zip(self.held, model.parameters()):
+            mine.mul_(self.decay).add_(weight.detach(), alpha=1 - self.decay)
+
+
+class Codebook:
+    def update_average(self, counts, decay):
+        self.counts = decay * self.counts + (1 - decay) * counts
+
+
+def momentum(teacher, student):
+    for slow, fast in zip(teacher.parameters(), student.parameters()):
+        slow.data = 0.9 * slow.data + 0.1 * fast.data
 """,
     "second moments in fp32, and an average that is none": """
 class Wide(torch.optim.Optimizer):

@@ -25,7 +25,7 @@ from precisionlint.events import (
     moved,
     overlap,
 )
-from precisionlint.facts import Moment
+from precisionlint.facts import Average, Moment
 from precisionlint.findings import Severity
 from precisionlint.recipes import UNKNOWN, Recipe
 
@@ -283,8 +283,18 @@ def half_default_dtype(storage: Storage, event: Step) -> Iterator[Hit]:
         )
 
 
-@FAMILY.rule("half-ema", Written)
-def half_ema(storage: Storage, event: Written) -> Iterator[Hit]:
+@FAMILY.rule("half-ema", Written, Average)
+def half_ema(storage: Storage, event: Written | Average) -> Iterator[Hit]:
+    if isinstance(event, Average):
+        yield Hit(
+            "half-ema",
+            event.at,
+            "weights are averaged in their own dtype: where they are half, what a step adds at decay 0.999 is below half the spacing and rounds "
+            "away, so the average stands still; keep it in fp32",
+            (),
+            confidence="possible",
+        )
+        return
     if event.how != "average" or (event.decay is not None and event.decay < SLOW_DECAY):
         return
     ways: list[tuple[str | None, tuple[Seen, ...]]] = [(event.dtype, ())] if event.weights is None else []

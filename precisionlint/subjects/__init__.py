@@ -107,6 +107,21 @@ ARITHMETIC = (
 MOMENTS = (b"exp_avg_sq", b"square_avg", b"second_moment", b"variance", b"addcmul_", b".mul_(")
 """What an optimizer calls the average of its squared gradients."""
 
+AVERAGES = (b".lerp_(", b".mul_(", b".sub_(", b"1 - ", b"1-", b"1. - ", b"1.0 - ")
+"""How an average of weights is spelled."""
+NAMED_AVERAGES = (
+    b"ema",
+    b"EMA",
+    b"Ema",
+    b"averag",
+    b"shadow",
+    b"teacher",
+    b"momentum",
+    b"polyak",
+    b"target_net",
+    b"decay",
+)
+
 KERNELS = (b".dot(", b".sum(", b".cumsum(", b".zeros(", b".full(", b".fma(", b".max(", b".atomic_add(")
 """What a Triton kernel calls of which anything can be said."""
 
@@ -118,6 +133,11 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("precisionlint.subjects.half_values", (".py",), (NAMED_HALF, (b"torch",), TAKEN)),
     Subject("precisionlint.subjects.python_settings", (".py",), ((*HALF, b"MixedPrecision"), WRITTEN)),
     Subject("precisionlint.subjects.optimizers", (".py",), ((b"torch",), MOMENTS)),
+    Subject(
+        "precisionlint.subjects.averages",
+        (".py",),
+        ((b"torch",), AVERAGES, NAMED_AVERAGES, (b"param", b"state_dict(", b".data")),
+    ),
     Subject("precisionlint.subjects.triton", (".py",), ((b"jit",), (b"triton",), KERNELS)),
 )
 

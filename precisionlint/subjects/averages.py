@@ -1,0 +1,86 @@
+"""Running averages of weights that a program writes itself: blends of one tensor into another, by a factor and what is left of 1.
+
+Read where they stand, by their spelling: which dtype the weights have is their caller's affair. What handles dtypes in the same class is
+left alone, and so are averages of statistics and of gradients.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from precisionlint.facts import Average
+from precisionlint.subjects import File
+
+WEIGHTS = re.compile(r"parameters\(|state_dict\(|\bparams?\b|\.data\b")
+NAMED = re.compile(r"ema|averag|shadow|teacher|target|momentum|polyak|decay", re.I)
+AWARE = re.compile(
+    r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.dtype|dtype\s*=|type_as|\.grad\b|Optimizer|kahan|stochastic"
+)
+"""What says that dtypes were thought of, or that it is an optimizer's affair."""
+COMMENT = re.compile(r"#[^\n]*|'''.*?'''|\"\"\".*?\"\"\"", re.S)
+SLOW = 0.99
+
+
+def read(file: File) -> Iterator[Average]:
+    """The averages of weights in a file, in its order."""
+    classes = [node for node in file.nodes if isinstance(node, ast.ClassDef)]
+    for node in file.nodes:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        own = _text(file, node)
+        # A class of averages says in its other methods what it holds; a trainer has other affairs.
+        holder = next((each for each in classes if node in each.body and NAMED.search(each.name)), node)
+        around = _text(file, holder)
+        if not WEIGHTS.search(own) or AWARE.search(around) or not NAMED.search(around):
+            continue
+        for each in ast.walk(node):
+            if isinstance(each, (ast.Call, ast.BinOp)) and _blends(each):
+                yield Average(file.place(each), ())
+
+
+def _text(file: File, node: ast.stmt) -> str:
+    return COMMENT.sub("", "\n".join(file.lines[node.lineno - 1 : node.end_lineno]))
+
+
+def _blends(node: ast.Call | ast.BinOp) -> bool:
+    """``x.lerp_(y, 1 - d)``, ``x.mul_(d).add_(y, alpha=1 - d)``, ``x.mul_(d).add_((1 - d) * y)``, ``d * x + (1 - d) * y``,
+    ``x.sub_((1 - d) * (x - y))``: most of the old value is kept."""
+    match node:
+        case ast.Call(ast.Attribute(_, "lerp_"), [_, weight]):
+            return _left(weight) is not None
+        case ast.Call(ast.Attribute(ast.Call(ast.Attribute(_, "mul_"), [kept]), "add_"), [added]):
+            alphas = [keyword.value for keyword in node.keywords if keyword.arg == "alpha"]
+            return any(_complement(kept, alpha) for alpha in [*alphas, *_factors(added)])
+        case ast.Call(ast.Attribute(own, "sub_"), [ast.BinOp(left, ast.Mult(), right)]):
+            differences = [
+                side for side in (left, right) if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Sub)
+            ]
+            return any(ast.unparse(each.left) == ast.unparse(own) for each in differences)
+        case ast.BinOp(left, ast.Add(), right):
+            return any(_complement(a, b) for a in _factors(left) for b in _factors(right))
+    return False
+
+
+def _factors(node: ast.expr) -> list[ast.expr]:
+    return [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) else []
+
+
+def _left(node: ast.expr) -> ast.expr | None:
+    """d of ``1 - d``."""
+    match node:
+        case ast.BinOp(ast.Constant(1 | 1.0), ast.Sub(), right):
+            return right
+    return None
+
+
+def _complement(one: ast.expr, other: ast.expr) -> bool:
+    """Whether two factors are d and 1 - d, and the old value is kept for long as far as is known."""
+    for kept, rest in ((one, other), (other, one)):
+        left = _left(rest)
+        if left is not None and ast.unparse(left) == ast.unparse(kept):
+            return not isinstance(kept, ast.Constant) or (isinstance(kept.value, float) and kept.value >= SLOW)
+    numbers = [each.value for each in (one, other) if isinstance(each, ast.Constant)]
+    known = [number for number in numbers if isinstance(number, float)]
+    return len(known) == 2 and abs(sum(known) - 1) < 1e-9 and max(known) >= SLOW
