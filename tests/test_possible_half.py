@@ -153,6 +153,55 @@ class Rows(torch.optim.Optimizer):
             p.sub_(grad / rows.sqrt() / rate)
 """,
     ),
+    "log probabilities of logits from somewhere": (
+        "softmax-in-half",
+        """
+def log_probability(logits, chosen):
+    return logits[:, :-1].log_softmax(-1).gather(-1, chosen)  # <-
+
+
+class Preferences(nn.Module):
+    def forward(self, batch):
+        outputs = {name: self.backbone(part).logits for name, part in batch.items()}
+        return log_probability(outputs["chosen"], batch["labels"]) - log_probability(outputs["other"], batch["labels"])
+""",
+    ),
+    "a ratio of probabilities": (
+        "exp-in-half",
+        """
+def loss(new_logps, old_logps, advantages):
+    ratio = torch.exp(new_logps - old_logps)  # <-
+    return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+""",
+    ),
+    "a divergence from a reference": (
+        "exp-in-half",
+        """
+def divergence(logprob, ref_logprob):
+    difference = ref_logprob - logprob
+    return difference.exp() - difference - 1  # <-
+""",
+    ),
+    "sums over all positions so far": (
+        "half-running-sum",
+        """
+class Context(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.value = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.value(x).cumsum(dim=-2)  # <-
+""",
+    ),
+    "running sums of a product": (
+        "half-running-sum",
+        """
+def linear_attention(keys, values):
+    states = keys.transpose(-1, -2) @ values
+    return torch.cumsum(states, dim=1)  # <-
+""",
+    ),
     "an average that a class keeps of weights": (
         "half-ema",
         """
@@ -253,6 +302,34 @@ def count(model, batches):
         for x, y in batches:
             right += (model(x).argmax(-1) == y).sum()
     return right
+""",
+    "ratios and prefixes in fp32, and exponentials of other differences": """
+def loss(new_logps, old_logps, advantages):
+    ratio = torch.exp(new_logps.float() - old_logps.float())
+    return -(ratio * advantages).mean()
+
+
+def weights(times, now, decay):
+    return torch.exp(times - now) * decay
+
+
+class Context(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.value = nn.Linear(width, width)
+
+    def forward(self, x, seen):
+        counted = seen.long().cumsum(-1)
+        return self.value(x).cumsum(dim=-2, dtype=torch.float32) / counted[..., None]
+""",
+    "log probabilities of fp32 logits from somewhere": """
+def log_probability(logits, chosen):
+    return logits.log_softmax(-1).gather(-1, chosen)
+
+
+class Preferences(nn.Module):
+    def forward(self, batch):
+        return log_probability(self.backbone(batch).logits.float(), batch["labels"])
 """,
     "averages in fp32, of statistics, and quick ones": """
 class Shadow:

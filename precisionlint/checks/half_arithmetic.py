@@ -14,6 +14,7 @@ from typing import Any
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.findings import Confidence, Severity
 from precisionlint.valueflow import (
+    RANK,
     VIEWS,
     Computed,
     Dtypes,
@@ -88,7 +89,7 @@ def likely_of(dtypes: Dtypes) -> str:
     """What a dtype follows, in words: ``the weights``, ``'x'``."""
     names = sorted(atom[1:] for atom in dtypes if atom[0] in "~^")
     if not names:
-        return short(dtypes)
+        return "what it is given" if "?" in dtypes else short(dtypes)
     plain = {
         "weights": "the weights",
         "activations": "what layers return",
@@ -254,6 +255,8 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
         )
         if how == "likely" and not (made_here and value.op == "logsumexp"):
             how = "possible" if made_here or logits(value.inputs[0]) else None
+        elif how is None and untold(value) and named(value.inputs[0], LOGITS) and event.scope.enabled is not False:
+            how = "possible"
         if how is not None:
             lifted = value.op == "log_softmax"
             yield hit(
@@ -316,6 +319,13 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
 
 CHOSEN = VIEWS | {"masked_fill", "largest", "sum"}
 """What keeps the order of probabilities, ties and all: some are masked, or a group goes by the sum of its largest."""
+
+
+def untold(value: Value) -> bool:
+    """Whether nothing is known of a dtype: neither that it is wide, nor what it follows."""
+    return "?" in value.dtypes and not any(atom in RANK for atom in value.dtypes)
+
+
 LOGITS = re.compile(r"logits?$|^(?:chosen|rejected?)_rewards?$|(?:^|_)pred(?:s|ictions?)?$")
 
 
@@ -360,6 +370,8 @@ def exp_in_half(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
     if value.op not in ("exp", "softplus", "exp2") or not value.inputs or not trains(event.scope):
         return
+    if value.op == "exp":
+        yield from probability_ratio(value, event.scope)
     source = next(iter(sources(value.inputs[0])), None)
     if source is None or source.op != "parameter" or grade(value.dtypes, event.scope) != "likely":
         return
@@ -376,6 +388,30 @@ def exp_in_half(state: None, event: Computed) -> Iterator[Any]:
         how,
         f"{value.op} of a parameter in the parameter's own dtype: where the weights are half, {harm}; take .float() first",
         (TRAINING, HALF_WEIGHTS),
+    )
+
+
+LOG_PROBABILITY = re.compile(r"log_?p(?:robs?|robabilit\w+|s)?$|(?:^|_)logps?(?:_|$)|logprobs?|log_?ratios?$")
+
+
+def probability_ratio(value: Value, scope: Scope) -> Iterator[Any]:
+    """``exp(new_logps - old_logps)``, or of such a difference by its name."""
+    given = value.inputs[0]
+    difference = next(
+        (s for s in sources(given, VIEWS | {"clamp", "neg"}) if s.op == "sub" and len(s.inputs) == 2), None
+    )
+    if difference is None or not all(named(each, LOG_PROBABILITY) for each in difference.inputs):
+        return
+    if scope.enabled is False or not (untold(value) or may_be_half(value.dtypes)):
+        return
+    yield hit(
+        "exp-in-half",
+        value,
+        "possible",
+        f"a ratio of probabilities is taken in {kept_in('possible', value.dtypes)}: log-probabilities in bf16 are off by up to 0.06 at values "
+        "of 10, and the ratio by as many hundredths; subtract and exponentiate in fp32",
+        (TRAINING, HALF_SHOWN),
+        (Seen(difference.at, "the difference"),),
     )
 
 

@@ -237,6 +237,7 @@ def half_running_sum(state: None, event: Computed) -> Iterator[Any]:
     value, scope = event.value, event.scope
     yield from gram_sum(event)
     yield from narrow_metric(event)
+    yield from narrow_prefixes(event)
     if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test":
         return
     total, term = value.inputs
@@ -311,6 +312,25 @@ def narrow_metric(event: Computed) -> Iterator[Any]:
         "is the metric; cast the logits to float first",
         (Shows("half"),),
         (Seen(reduced.at, "what is added"), Seen(value.at, "added up")),
+    )
+
+
+def narrow_prefixes(event: Computed) -> Iterator[Any]:
+    """``values.cumsum(-2)`` of what layers give: every prefix is stored in their dtype."""
+    value, scope = event.value, event.scope
+    if value.op != "cumsum" or not value.inputs or "dtype" in value.options or not trains(scope):
+        return
+    made = next((s for s in sources(value.inputs[0]) if s.op in ("layer", "linear", "matmul")), None)
+    if made is None or scope.enabled is False or not may_be_half(value.dtypes):
+        return
+    yield hit(
+        "half-running-sum",
+        value,
+        "possible",
+        f"sums over all positions so far are kept in {kept_in('possible', value.dtypes)}: in bf16 a long one stands still, and fp16 is inf above "
+        "65504; give it dtype=torch.float32",
+        (TRAINING, shown_by(value.dtypes)),
+        (Seen(made.at, "what is added up"),),
     )
 
 

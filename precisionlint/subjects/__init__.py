@@ -99,7 +99,7 @@ ARITHMETIC = (
     b"use_fast_accum", b"autocast", b"GradScaler", b"binary_cross_entropy", b"BCELoss", b"allow_tf32",
     b"fp32_precision", b"float32_matmul_precision", b"cudnn.flags", b"torch.log(", b".log()", b"log1p(", b"topk(", b"F.normalize(",
     b".half()", b"float16", b"MXFP8BlockScaling", b"autograd.Function", b"custom_op(",
-    b"_int_mm", b".transpose(-", b".mT", b"torch.where(", b".buffer()", b"cross_entropy", b"CrossEntropyLoss",
+    b"_int_mm", b".transpose(-", b".mT", b"torch.where(", b"cumsum(", b".buffer()", b"cross_entropy", b"CrossEntropyLoss",
     b"mse_loss(", b"l1_loss(", b"kl_div(",
 )  # fmt: skip
 """What an op or a call of value flow's rules is called."""
