@@ -15,8 +15,8 @@ from precisionlint.source import program as p
 from precisionlint.source.blur import WORD, is_kept, plain
 from precisionlint.source.evaluate import evaluate
 from precisionlint.source.liveness import own_slots, walk
+from precisionlint.source.marks import TRIGGER
 from precisionlint.source.objects import is_container
-from precisionlint.source.outline import TRIGGER
 from precisionlint.source.state import State
 from precisionlint.source.values import PLAIN, Class, Func, Obj, Partial, Sym, Tensors, Value, flow_of
 
@@ -100,7 +100,7 @@ def inert_of(it: Interpreter, instr: p.If, module: ProjectModule) -> Inert | Non
 
 def judge(it: Interpreter, instr: p.If, module: ProjectModule) -> Inert | None:
     text = "\n".join(module.lines[instr.at.lineno - 1 : instr.at.end_lineno])
-    if TRIGGER.search(text) or is_kept(text) or TOUCHES.search(text):
+    if TRIGGER.found(text) or is_kept(text) or TOUCHES.search(text):
         return None
     words = frozenset(WORD.findall(text))
     if not words.isdisjoint(it.kept):

@@ -8,27 +8,16 @@ from __future__ import annotations
 import ast
 import re
 from bisect import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from sys import intern
 
+from precisionlint.source.marks import GUARDED, STRONG, TRIGGER
 from precisionlint.source.parsing import BLOCKS, DEFINITIONS, lines_spanned, statements
 
 WORD = re.compile(r"[^\W\d]\w*")
 
-TRIGGER = re.compile(
-    r"\bbackward\w*\(|\.step\(|\.scale\(|unscale_|zero_grad|get_scale|[Aa]utocast|\.grad\b|parameters\(|\bhalf\b|b?float16|float32\b"
-    r"|from_pretrained|state_dict|torch\.save|requires_grad|custom_op|custom_[fb]wd|\.apply\(|[Oo]ptim|clip_grad|no_sync|nullcontext"
-    r"|contextmanager|set_default_dtype|matmul_precision|allow_tf32|fp32_precision|[Ss]caler|\bamp\b|_amp\b|\bamp_|fp16|bf16"
-    r"|loss_scale|mixed_precision|param_groups|\btriton\.\w|triton_op|wrap_triton|torch\.ops\.|torch\.library|Trainer[(),]|TrainingArguments|[a-z]_peft_model|\bprecision="
-)
-"""What a function's text must hold for its body to matter."""
-STRONG = re.compile(
-    r"\bbackward\w*\(|\.step\(|unscale_|[Ss]caler\b|clip_grad|custom_op|autograd\.Function|[A-Z]\w*\.apply\(|torch\.ops\.|\btriton\.\w|triton_op|wrap_triton|Trainer[(),]"
-    r"|from_pretrained\([^()]*dtype=torch\.(?:b?float16|half)|\b(?:AdamW?|SGD)\(\s*(?:params=)?\w*model\.parameters\("
-    r"|\.lerp_\(|\b1(?:\.0?)? ?- ?(?:\w+\.)*\w*(?:decay|momentum|ema|alpha|tau)\b"
-)
-"""What a program's text must reach for it to be able to hold a fault at all."""
 MARKS = {"event": TRIGGER, "strong": STRONG}
 
 
@@ -54,7 +43,7 @@ class Definition:
     def holds(self, kind: str) -> bool:
         """Whether its text holds a mark of this kind (see ``MARKS``)."""
         if kind not in self._marks:
-            self._marks[kind] = MARKS[kind].search(self.text, *self.span) is not None
+            self._marks[kind] = MARKS[kind].found(self.text, *self.span)
         return self._marks[kind]
 
 
@@ -98,10 +87,6 @@ class Outline:
         return any(definition.holds(kind) for named in self.definitions.values() for definition in named)
 
 
-GUARDED = re.compile(
-    r"\bbackward\w*\(|\.step\(|\.scale\(|unscale_|clip_grad|zero_grad|[Aa]utocast|GradScaler|\.grad\b|scaler|\.half\(|float16|optim\.|no_sync"
-)
-"""What a branch must hold for the test before it to be remembered."""
 ASKS = re.compile(r"\bif\b|:=|\benabled\b")
 """What a line must hold for an expression in it to ask or name something on its own."""
 LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -122,8 +107,8 @@ class Telling:
     def __init__(self, lines: list[str]) -> None:
         text = "\n".join(lines)
         starts = [0, *accumulate(len(line) + 1 for line in lines)]
-        self.guarded = matching_lines(GUARDED, text, starts)
-        self.asking = matching_lines(ASKS, text, starts)
+        self.guarded = counted(GUARDED.places(text), starts)
+        self.asking = counted((match.start() for match in ASKS.finditer(text)), starts)
         self.names: set[str] = set()
         self.asked: dict[str, int] = {}
         self.leaving: set[str] = set()
@@ -196,9 +181,9 @@ class Telling:
                     self.names |= parts
 
 
-def matching_lines(pattern: re.Pattern[str], text: str, starts: list[int]) -> list[int]:
-    """How many of the first 0, 1, 2 … lines hold a match; ``starts`` are the places at which lines begin."""
-    lines = {bisect(starts, match.start()) for match in pattern.finditer(text)}
+def counted(places: Iterable[int], starts: list[int]) -> list[int]:
+    """How many of the first 0, 1, 2 … lines hold one of these places; ``starts`` are the places at which lines begin."""
+    lines = {bisect(starts, place) for place in places}
     return [0, *accumulate(number in lines for number in range(1, len(starts)))]
 
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from precisionlint.source import program as p
 from precisionlint.source.apis import table
 from precisionlint.source.lower import lower_body, lower_module
-from precisionlint.source.outline import STRONG, TRIGGER, WORD, Outline, telling_names
+from precisionlint.source.marks import STRONG, TRIGGER, Marks
+from precisionlint.source.outline import WORD, Outline, telling_names
 from precisionlint.source.parsing import DEFINITIONS, UnreadableError, column, decode, lines_spanned, parse, split_lines
 from precisionlint.source.root import PRECISION, file_of, surveyed_files
 from precisionlint.source.screen import own_words
@@ -47,18 +48,25 @@ OUTLINES = 6_000
 KEPT = 40
 """How many parsed files a project keeps between two programs: memory against parsing again."""
 
-SCALER_USE = re.compile(r"(\w+)\.unscale_\(|(\w+)\.scale\([^\n]*\)\.backward\(")
+SCALER_USE = re.compile(r"\.unscale_\(|\.scale\([^\n]*\)\.backward\(")
+MODEL_USE = re.compile(r"\.(?:named_parameters|parameters|train|eval|load_state_dict)\(")
+LAST_WORD = re.compile(r"\w+\Z")
+LONGEST_NAME = 100
 
-MODEL_USE = re.compile(r"(\w+)\.(?:named_parameters|parameters|train|eval|load_state_dict)\(")
-
-BUILDING = re.compile(r"requires_grad|\.half\(|bfloat16|float16|[Ss]caler|optim|autocast|default_dtype|\.backward\(")
+BUILDING = Marks("requires_grad", ".half(", "float16", "caler", "optim", "autocast", "default_dtype", ".backward(")
 DEFINED = re.compile(r"(?:async[\s\\]+)?(?:def|class)[\s\\]+(\w+)")
-OWN_OPS = re.compile(r"custom_op|autograd\.Function|triton|torch\.ops\.|autocast")
+OWN_OPS = Marks("custom_op", "autograd.Function", "triton", "torch.ops.", "autocast")
 
 LONGEST = 400_000
 """Bytes of a file that another one's values are followed into."""
 
 SKIPPED_NAMES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "triton", "transformers", "yaml", "tqdm"}
+
+
+def names_before(use: re.Pattern[str], text: str) -> set[str]:
+    """The names that a use of a method follows: a pattern that begins with the name itself would be tried at every word."""
+    before = (LAST_WORD.search(text, max(0, at.start() - LONGEST_NAME), at.start()) for at in use.finditer(text))
+    return {word[0] for word in before if word is not None}
 
 
 class ProjectModule:
@@ -68,7 +76,7 @@ class ProjectModule:
         self.project = project
         self.path = path
         self.name = name
-        self.tree = parse(data)
+        self.tree = project.syntax(path, data)
         self.text = decode(data)
         self.lines = split_lines(self.text)
         self.block, self.functions = lower_module(self.tree)
@@ -76,8 +84,8 @@ class ProjectModule:
         project.outlines[path] = self.outline
         self.kept = frozenset(telling_names(self.tree, self.lines))
         # What is used as only a scaler is, whatever its name.
-        self.scaler_names = {a or b for a, b in SCALER_USE.findall(self.text)}
-        self.model_names = set(MODEL_USE.findall(self.text))
+        self.scaler_names = names_before(SCALER_USE, self.text)
+        self.model_names = names_before(MODEL_USE, self.text)
         self._words: dict[p.Function, frozenset[str]] = {}
         self._triggered: dict[p.Function, bool] = {}
         self._strong: dict[p.Function, bool] = {}
@@ -101,7 +109,7 @@ class ProjectModule:
 
     def builds_precision(self, function: p.Function) -> bool:
         """Whether a module's ``__init__`` does more than put layers together, or its file holds ops that autocast may not know."""
-        return bool(BUILDING.search(self.source_of(function))) or bool(OWN_OPS.search(self.text))
+        return OWN_OPS.found(self.text) or BUILDING.found(self.source_of(function))
 
     def source_of(self, function: p.Function) -> str:
         if function.first_line:
@@ -127,7 +135,7 @@ class ProjectModule:
         """Whether a function's own text holds what training is made of."""
         if function not in self._trains:
             source = self.source_of(function)
-            self._trains[function] = bool(STRONG.search(source)) or self.project.names_own(source, (0, len(source)))
+            self._trains[function] = STRONG.found(source) or self.project.names_own(source, (0, len(source)))
         return self._trains[function]
 
     def is_strong(self, function: p.Function) -> bool:
@@ -143,7 +151,7 @@ class ProjectModule:
         if function not in self._triggered:
             source = self.source_of(function)
             own = self.project.names_own(source, (0, len(source)))
-            self._triggered[function] = own or bool(TRIGGER.search(source))
+            self._triggered[function] = own or TRIGGER.found(source)
             evaluates = bool(EVALUATION.search(function.name) or EVALUATION.search(self.path.stem))
             if evaluates or NO_GRAD.match(source):
                 # What only evaluates trains nothing, whatever it casts; without gradients weights are averaged and copied.
@@ -187,7 +195,7 @@ class Project:
         self.errors: dict[Path, UnreadableError] = {}
         self.outlines: dict[Path, Outline | None] = {}
         self._reaches: dict[tuple[Path, str, str], bool] = {}
-        self._data: dict[Path, bytes | None] = {}
+        self._trees: dict[Path, tuple[bytes, ast.Module | UnreadableError]] = {}
         self._worth: dict[Path, bool] = {}
         self._found: dict[tuple[str, int, Path], tuple[Path | None, dict[Path, Path | None]]] = {}
         self.looked: dict[Path, dict[Path, Path | None]] = {}
@@ -206,6 +214,22 @@ class Project:
             return path.read_bytes()
         except OSError:
             return None
+
+    def syntax(self, path: Path, data: bytes) -> ast.Module:
+        """The tree of a file: parsed once for all that read it, and changed by none of them.
+
+        Raises: UnreadableError.
+        """
+        kept = self._trees.get(path)
+        if kept is None or kept[0] != data:
+            try:
+                kept = data, parse(data)
+            except UnreadableError as error:
+                kept = data, error
+            self._trees[path] = kept
+        if isinstance(kept[1], UnreadableError):
+            raise kept[1]
+        return kept[1]
 
     def file(self, path: Path) -> File | None:
         """A Python file of the project as value flow reads it; None where it cannot be parsed or is too long to follow."""
@@ -241,7 +265,7 @@ class Project:
             data = self.read(path) if self.worth_reading(path) else None
             if data is not None:
                 with contextlib.suppress(UnreadableError, RecursionError):
-                    self.outlines[path] = Outline(parse(data), split_lines(decode(data)))
+                    self.outlines[path] = Outline(self.syntax(path, data), split_lines(decode(data)))
         return self.outlines[path]
 
     def reaches(self, path: Path, name: str, kind: str) -> bool:
@@ -305,6 +329,8 @@ class Project:
             gc.collect()
         if len(self.files) > KEPT:
             self.files.clear()
+        if len(self._trees) > KEPT:
+            self._trees.clear()
         if len(self.outlines) > OUTLINES:
             self.outlines.clear()
             self._reaches.clear()

@@ -161,7 +161,7 @@ class File:
 
         Raises: UnreadableError.
         """
-        return parsing.parse(self.data)
+        return self.project.syntax(self.path, self.data)
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
