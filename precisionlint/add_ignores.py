@@ -9,7 +9,8 @@ import io
 import re
 import tokenize
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from precisionlint import documents, suppress
 from precisionlint.findings import FileError, Finding, Place, Report
@@ -18,8 +19,7 @@ from precisionlint.writing import replace_file
 BRACKET = re.compile(r"(#\s*precisionlint:\s*ignore\s*\[)([^\]]*)\]")
 
 
-@dataclass(frozen=True)
-class _Edit:
+class _Edit(Struct, frozen=True):
     """Rules to name on a line, or, ``above``, on a line of its own above it."""
 
     cell: int

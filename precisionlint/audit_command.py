@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from typing import Any
+
+from msgspec import Struct
 
 from precisionlint.audit_judging import configuration_names, judge
 from precisionlint.audit_report import AuditReport, Judged
@@ -16,8 +17,7 @@ from precisionlint.errors import InputError
 from precisionlint.findings import Finding
 
 
-@dataclass(frozen=True)
-class Audited:
+class Audited(Struct, frozen=True):
     """The outcome of the command. ``report`` is None where the step never came."""
 
     script: str

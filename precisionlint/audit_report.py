@@ -5,17 +5,17 @@ it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
+
+from msgspec import Struct
 
 from precisionlint.findings import Finding, Place, Suppressed
 
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class OpRecord:
+class OpRecord(Struct, frozen=True):
     """All calls of one op that were alike. Dtypes are names such as ``bfloat16``; of a list of tensors that differ,
     joined by ``|``.
 
@@ -38,8 +38,7 @@ class OpRecord:
     device: str = ""
 
 
-@dataclass(frozen=True)
-class CastRecord:
+class CastRecord(Struct, frozen=True):
     """The casts of one line from one floating dtype to another; ``bytes`` were written. ``again``: of a tensor that
     had been cast to this dtype and had not changed; ``back``: to the narrower dtype that the tensor came from,
     unchanged.
@@ -56,8 +55,7 @@ class CastRecord:
     back: int
 
 
-@dataclass(frozen=True)
-class StorageRecord:
+class StorageRecord(Struct, frozen=True):
     """What is stored in one dtype: ``weights``, ``frozen weights``, ``gradients``, ``buffers``, ``master weights`` or
     ``optimizer state NAME``. ``elements`` is 0 for gradients.
     """
@@ -69,8 +67,7 @@ class StorageRecord:
     bytes: int
 
 
-@dataclass(frozen=True)
-class ActivationRecord:
+class ActivationRecord(Struct, frozen=True):
     """What the ops of a module in one dtype saved for the backward: storages, each counted once, and their bytes."""
 
     module: str
@@ -79,8 +76,7 @@ class ActivationRecord:
     bytes: int
 
 
-@dataclass(frozen=True)
-class UpdateRecord:
+class UpdateRecord(Struct, frozen=True):
     """The updates of one half weight in the step: elements that the optimizer meant to move, and those of them that
     stood still.
     """
@@ -91,8 +87,7 @@ class UpdateRecord:
     lost: int
 
 
-@dataclass(frozen=True)
-class RangeRecord:
+class RangeRecord(Struct, frozen=True):
     """What becomes of the gradients in a format at a loss scale: shares of the finite elements that are not 0.
 
     ``chosen``: ``none`` for scale 1, ``the program's``, or ``best``: the largest power of two that leaves a factor of
@@ -107,8 +102,7 @@ class RangeRecord:
     over: float
 
 
-@dataclass(frozen=True)
-class GradientRange:
+class GradientRange(Struct, frozen=True):
     """The gradients that the step used, the loss scale divided out: elements looked at, zeros, infinities and NaN
     among them, the least and the greatest exponent of two, and how each format would hold them.
     """
@@ -121,16 +115,14 @@ class GradientRange:
     formats: tuple[RangeRecord, ...]
 
 
-@dataclass(frozen=True)
-class Station:
+class Station(Struct, frozen=True):
     """One event of the step's order: what happened, and on which line."""
 
     what: str
     place: Place | None
 
 
-@dataclass(frozen=True)
-class AuditReport:
+class AuditReport(Struct, frozen=True):
     """The outcome of one audited step. ``complete``: from the first forward to the first forward after the step."""
 
     name: str
@@ -206,8 +198,7 @@ class AuditReport:
 Verdict = Literal["confirmed", "refuted", "not reached", "another configuration", "not measurable here"]
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(Struct, frozen=True):
     """A finding of ``check``, what the run says of it, and why where that needs words. ``stands``: it is a fault of
     this run as far as anybody knows, measured or of a kind that a step cannot show.
     """
@@ -216,8 +207,3 @@ class Judged:
     verdict: Verdict
     why: str = ""
     stands: bool = False
-
-
-def as_json(value: Any) -> Any:
-    """A dataclass of this module as a dict."""
-    return asdict(value)

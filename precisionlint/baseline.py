@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import astuple, fields
 
 from precisionlint.errors import InputError
 from precisionlint.findings import Finding
@@ -25,8 +27,7 @@ class BaselineError(InputError):
     """A baseline that cannot be read or written; the text is one line that says why."""
 
 
-@dataclass(frozen=True, order=True)
-class Entry:
+class Entry(Struct, frozen=True, order=True):
     """One finding, as it is found again: ``before`` and ``after`` are the nearest lines that are not blank."""
 
     path: str

@@ -10,11 +10,12 @@ parses the front matter alone; bodies are parsed when somebody asks for one.
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast, get_args
+
+from msgspec import Struct
 
 from precisionlint import plugins
 from precisionlint.errors import InputError
@@ -43,8 +44,7 @@ class UnknownNameError(InputError):
     """Somebody asked for a rule or family that is not there; the text names the nearest one that is."""
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """A rule as its page's front matter states it."""
 
     name: str
@@ -58,8 +58,7 @@ class Rule:
     page: Path
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(Struct, frozen=True):
     """A fenced program or configuration of a page; `line` is that of its first line in the page.
 
     `measured`: it is wrong in a way that only the audit finds, though `check` finds the rule elsewhere.
@@ -87,8 +86,7 @@ class Example:
         )
 
 
-@dataclass(frozen=True)
-class Experiment:
+class Experiment(Struct, frozen=True):
     """A fenced program that measures what a page claims, and the output that stands under it."""
 
     code: str
@@ -96,8 +94,7 @@ class Experiment:
     line: int
 
 
-@dataclass(frozen=True)
-class _Fence:
+class _Fence(Struct, frozen=True):
     info: str
     text: str
     line: int

@@ -7,8 +7,9 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from precisionlint.errors import InputError
 from precisionlint.findings import Finding, Place
@@ -20,8 +21,7 @@ class ChangesError(InputError):
     """git could not tell; the text is one line that says why."""
 
 
-@dataclass
-class _File:
+class _File(Struct):
     whole: bool = False
     lines: list[tuple[int, int]] = field(default_factory=list)
     """First and last line of each run of lines that are new."""

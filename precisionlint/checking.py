@@ -10,9 +10,11 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from precisionlint import baseline, documents, files, suppress
 from precisionlint.baseline import Baseline
@@ -48,8 +50,7 @@ Progress = Callable[[str, int, int], None]
 """Told before a file is read: its name, how many were read before it, how many there are."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """What a run is asked for. ``texts`` stand for files: name -> content, not read from the disk; ``markdown``: blocks of Python in
     Markdown texts are read too. ``baseline``: the file that stands above those of the settings, None for theirs, empty for none;
     ``since``: a revision of git; ``jobs``: how many processes read, None for as many as it pays;

@@ -1,25 +1,26 @@
-"""Frozen dataclasses as JSON's types and back, by their annotations; names of files go through a function each way.
+"""Records as JSON's types and back, by their annotations; names of files go through a function each way.
 
-A dataclass becomes the list of its fields. Every field called ``path`` is the name of a file.
+A record becomes the list of its fields. Every field called ``path`` is the name of a file.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from msgspec import Struct
 
 Rename = Callable[[str], str]
 
 
 def encode(value: Any, rename: Rename) -> Any:
     """A value as JSON's types."""
-    if is_dataclass(value):
+    if isinstance(value, Struct):
         return [
-            rename(getattr(value, each.name)) if each.name == "path" else encode(getattr(value, each.name), rename)
-            for each in fields(value)
+            rename(getattr(value, name)) if name == "path" else encode(getattr(value, name), rename)
+            for name in value.__struct_fields__
         ]
     if isinstance(value, (tuple, list)):
         return [encode(each, rename) for each in value]
@@ -33,8 +34,8 @@ def decode(kind: Any, value: Any, rename: Rename) -> Any:
 
 @cache
 def _decoder(kind: Any) -> Callable[[Any, Rename], Any]:
-    if is_dataclass(kind) and isinstance(kind, type):
-        return _dataclass(kind)
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return _record(kind)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         inner = _decoder(arguments[0])
@@ -52,12 +53,11 @@ def _decoder(kind: Any) -> Callable[[Any, Rename], Any]:
     raise TypeError(f"{kind} cannot be read back")
 
 
-def _dataclass(kind: type) -> Callable[[Any, Rename], Any]:
+def _record(kind: type[Struct]) -> Callable[[Any, Rename], Any]:
     hints = get_type_hints(kind)
-    names = [each.name for each in fields(kind)]
     parts = [
         (lambda value, rename: rename(_typed(value, str))) if name == "path" else _decoder(hints[name])
-        for name in names
+        for name in kind.__struct_fields__
     ]
 
     def read(value: Any, rename: Rename) -> Any:

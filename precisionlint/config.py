@@ -10,10 +10,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec import Struct, field
+from msgspec.structs import fields, replace
 
 from precisionlint import catalogue, gitignore
 from precisionlint.errors import InputError
@@ -41,8 +43,7 @@ class ConfigError(InputError):
     """A configuration that cannot be used; the text is one line that names the file, the line and what is wrong."""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Struct, frozen=True, dict=True):
     """What a run does with a file. ``base`` is the folder from which its patterns and paths count."""
 
     base: Path = Path()
@@ -268,8 +269,7 @@ def _near(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-@dataclass(frozen=True)
-class _Reader:
+class _Reader(Struct, frozen=True):
     """Values of a configuration file as the types that they must have."""
 
     path: Path

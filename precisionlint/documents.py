@@ -10,8 +10,10 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from precisionlint.findings import Place
 
@@ -37,8 +39,7 @@ class DocumentError(Exception):
     """A notebook that cannot be read; the text says why."""
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(Struct, frozen=True):
     """Python source, and where its lines stand: (cell, line of the cell) of each in a notebook, ``indent``: columns cut off."""
 
     data: bytes

@@ -14,8 +14,11 @@ How sure an event is of a value is part of the value:
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from msgspec import Struct
+
+from precisionlint.records import Record
 
 T = TypeVar("T")
 
@@ -32,62 +35,61 @@ Weights = frozenset[WeightPath]
 """Which weights (or their gradients) something is about; ``None`` in an event means that nobody knows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known(Generic[T]):
+class Known(Struct, Generic[T], frozen=True):
     """A value that is known."""
 
     value: T
 
 
-@dataclass(frozen=True, slots=True)
-class Follows:
+class Follows(Struct, frozen=True):
     """A value that follows an input's dtype (its symbol), or the ambient autocast (``"autocast"``)."""
 
     symbol: Hashable
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(Record, frozen=True, eq=False):
     """An autocast region that is in force: device and dtype are ``""`` where they are unknown."""
+
+    aside: ClassVar[tuple[str, ...]] = ("at", "when")
 
     device: str
     dtype: str
     cache: bool = True
     default_dtype: bool = False
-    at: Any = field(default=None, compare=False)
-    when: tuple[str, ...] = field(default=(), compare=False)
+    at: Any = None
+    when: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True, eq=False):
     """What every event has: its place, and the branches that were open there (as text, ``source/`` only)."""
 
-    at: Any = field(compare=False)
-    when: tuple[str, ...] = field(compare=False)
+    at: Any
+    when: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(Record, frozen=True, eq=False):
     """An object with the name that the program gives it, for messages; the name is no part of its identity."""
 
+    aside: ClassVar[tuple[str, ...]] = ("name",)
+
     id: Id
-    name: str = field(compare=False)
+    name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(Record, frozen=True, eq=False):
     """A framework's object while a scaler of its own is on: its backward scales, its clip unscales, it steps what it was given.
 
     ``sure``: the program itself can choose fp16; otherwise what launches it may."""
 
+    aside: ClassVar[tuple[str, ...]] = ("name", "sure")
+
     id: Id
     framework: str
-    name: str = field(compare=False)
-    sure: bool = field(compare=False, default=True)
+    name: str
+    sure: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsTake(Event):
+class WeightsTake(Event, frozen=True, eq=False):
     """Weights (or a module's weights and buffers) take a dtype; ``trainable`` is False once they are frozen; ``by``: the framework that
     casts them, where it is not the program itself; ``norms``: BatchNorm layers, with their running statistics, are among them."""
 
@@ -99,8 +101,7 @@ class WeightsTake(Event):
     norms: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Sharded(Event):
+class Sharded(Event, frozen=True, eq=False):
     """Weights are wrapped for data parallelism: ``"fsdp1"``, ``"fsdp2"`` or ``"ddp"``. ``policy``: with a mixed-precision policy, which
     casts fp32 shards for the computation."""
 
@@ -109,8 +110,7 @@ class Sharded(Event):
     policy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Owns(Event):
+class Owns(Event, frozen=True, eq=False):
     """An optimizer is made over weights. ``cls`` is its full name, ``lr`` its learning rate, ``masters`` whether it
     keeps fp32 copies (``None``: unknown); ``copies_of``: the weights of which its own are fp32 copies, kept by hand; ``handed``: the
     weights of a model that a function gets from whoever calls it."""
@@ -125,24 +125,21 @@ class Owns(Event):
     handed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted(Event):
+class Adopted(Event, frozen=True, eq=False):
     """A model becomes part of another: its weights go by this path from here on."""
 
     root: Id
     path: WeightPath
 
 
-@dataclass(frozen=True, slots=True)
-class Copied(Event):
+class Copied(Event, frozen=True, eq=False):
     """A model is copied: the copy's weights have the dtype that these have."""
 
     weights: Weights
     copy: Weights
 
 
-@dataclass(frozen=True, slots=True)
-class Written(Event):
+class Written(Event, frozen=True, eq=False):
     """Weights (None: tensors that belong to no model) are written by something other than an optimizer: ``"average"`` blends other ones
     into them, ``"copy"`` replaces them, ``"maybe"``: by something unread that was given them. ``dtype`` and ``decay`` where they are
     known."""
@@ -154,16 +151,14 @@ class Written(Event):
     decay: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterAdded(Event):
+class AdapterAdded(Event, frozen=True, eq=False):
     """Trainable adapters are put into a model, in the dtype that its own weights have then."""
 
     weights: Weights
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class Trains(Event):
+class Trains(Event, frozen=True, eq=False):
     """A framework trains weights with an optimizer that it makes itself, one without fp32 copies. ``precision``: what it computes in,
     ``"fp16"`` (then with a scaler), ``"bf16"`` or ``""``; ``told``: where it was told so."""
 
@@ -172,11 +167,10 @@ class Trains(Event):
     precision: str
     optimizer: str
     lr: float | None
-    told: Any = field(compare=False)
+    told: Any
 
 
-@dataclass(frozen=True, slots=True)
-class ScalerMade(Event):
+class ScalerMade(Event, frozen=True, eq=False):
     """A gradient scaler is made. ``enabled`` is Known, or None when it depends on something undecided."""
 
     scaler: Named
@@ -185,8 +179,7 @@ class ScalerMade(Event):
     settings: tuple[tuple[str, Any], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Autocast(Event):
+class Autocast(Event, frozen=True, eq=False):
     """An autocast region is entered or left."""
 
     region: Region | None
@@ -194,29 +187,26 @@ class Autocast(Event):
     enter: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LossScaled(Event):
+class LossScaled(Event, frozen=True, eq=False):
     """A loss is multiplied by a scaler's scale; ``region`` is the autocast region in which the loss was computed."""
 
     scaler: Named
     region: Region | None
 
 
-@dataclass(frozen=True, slots=True)
-class Backward(Event):
+class Backward(Event, frozen=True, eq=False):
     """Gradients are added up. ``scale`` is Known(scaler), Known(None) for a loss that nothing scaled, or None. ``engine``: whose backward
     this is, where that scales; ``weights``: those whose gradients it reaches, where that is known."""
 
     scale: Known[Named | None] | None
     loss_region: Region | None
     open_region: Region | None
-    scaled_at: Any = field(compare=False, default=None)
+    scaled_at: Any = None
     engine: Engine | None = None
     weights: Weights | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Grads(Event):
+class Grads(Event, frozen=True, eq=False):
     """Gradients are touched.
 
     ``how``: ``"clip"``, ``"mul"``, ``"read"``, ``"unscale"``, ``"reduce"``. ``factor`` says what they are multiplied by
@@ -234,8 +224,7 @@ class Grads(Event):
     engine: Engine | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Step(Event):
+class Step(Event, frozen=True, eq=False):
     """An optimizer steps, through a scaler or past it. ``guarded``: only where a test for finite gradients passed; ``loop``: the innermost
     loop that it stands in; ``engine``: what it was handed to, where that steps through a scaler of its own."""
 
@@ -246,24 +235,21 @@ class Step(Event):
     engine: Engine | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Update(Event):
+class Update(Event, frozen=True, eq=False):
     """A scaler's scale is updated (which also makes every optimizer ready for the next step). ``by_hand``: to a scale that is given."""
 
     scaler: Named
     by_hand: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ZeroGrad(Event):
+class ZeroGrad(Event, frozen=True, eq=False):
     """Gradients are set to zero or None; ``weights`` None and ``optimizer`` None: all of them, as far as is known."""
 
     weights: Weights | None
     optimizer: Named | None
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStep(Event):
+class SchedulerStep(Event, frozen=True, eq=False):
     """A learning-rate schedule advances; ``guarded``: only where the step was not skipped."""
 
     scheduler: Named
@@ -271,32 +257,28 @@ class SchedulerStep(Event):
     loop: Hashable = None
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleRead(Event):
+class ScaleRead(Event, frozen=True, eq=False):
     """The scale is brought to the host (``get_scale()``); ``loop``: the innermost loop that this stands in."""
 
     scaler: Named
     loop: Hashable = None
 
 
-@dataclass(frozen=True, slots=True)
-class Collective(Event):
+class Collective(Event, frozen=True, eq=False):
     """A collective runs over tensors of a dtype."""
 
     op: str
     dtype: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Setting(Event):
+class Setting(Event, frozen=True, eq=False):
     """A global setting changes: ``"float32_matmul_precision"``, ``"default_dtype"``, ``"allow_tf32"`` …"""
 
     name: str
     value: Known[Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint(Event):
+class Checkpoint(Event, frozen=True, eq=False):
     """A checkpoint is written (or read). ``weights``: of the models in it; ``half``: the dtype of tensors in it that were cast to half on
     the way; ``handed``: by something unread that was given these."""
 
@@ -310,8 +292,7 @@ class Checkpoint(Event):
     handed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Op(Event):
+class Op(Event, frozen=True, eq=False):
     """An operation with its input, accumulation and output dtype, over value ids."""
 
     family: str
@@ -321,16 +302,14 @@ class Op(Event):
     constants: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Cast(Event):
+class Cast(Event, frozen=True, eq=False):
     """A tensor is cast."""
 
     value: Id | None
     dtype: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CustomOp(Event):
+class CustomOp(Event, frozen=True, eq=False):
     """An op of the user's own runs. ``kind``: ``"op"`` (torch.library), ``"function"`` (autograd.Function) or
     ``"launch"`` (a raw kernel). ``autocast``: it has an autocast rule or casts its inputs; ``defined`` is where it stands."""
 
@@ -338,19 +317,17 @@ class CustomOp(Event):
     kind: Literal["op", "function", "launch"]
     autocast: bool
     region: Region | None
-    defined: Any = field(compare=False)
+    defined: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Iteration(Event):
+class Iteration(Event, frozen=True, eq=False):
     """A loop begins its body: ``again`` from the second time on."""
 
     loop: Hashable
     again: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Opened(Event):
+class Opened(Event, frozen=True, eq=False):
     """The timeline begins. ``complete``: nothing stood before (a whole program), else what a window found. ``device``: the one that
     the program computes on, where it says so."""
 
@@ -360,22 +337,19 @@ class Opened(Event):
     scaled: tuple[Named, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Closed(Event):
+class Closed(Event, frozen=True, eq=False):
     """The timeline ends; only from a complete one does 'never happened' follow."""
 
     complete: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Lost(Event):
+class Lost(Event, frozen=True, eq=False):
     """Something unreadable took this object and may have done with it what it can do."""
 
     object: Id
 
 
-@dataclass(frozen=True, slots=True)
-class Renewed(Event):
+class Renewed(Event, frozen=True, eq=False):
     """A name stands for another object from here on (the variable of a loop): what was known of this id is over."""
 
     object: Id

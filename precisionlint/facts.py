@@ -3,15 +3,13 @@ stands by itself."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from precisionlint.events import Event
 from precisionlint.findings import Place
 
 
-@dataclass(frozen=True, slots=True)
-class HalfSum(Event):
+class HalfSum(Event, frozen=True, eq=False):
     """A sum that is kept in half while it grows, in a JAX program.
 
     ``how``: ``"loop"`` (a Python loop, ``scan`` or ``fori_loop``), ``"scatter"`` (``.at[].add``, ``segment_sum``) or ``"kernel"`` (a
@@ -24,8 +22,7 @@ class HalfSum(Event):
     made: Place | None
 
 
-@dataclass(frozen=True, slots=True)
-class RoundedProduct(Event):
+class RoundedProduct(Event, frozen=True, eq=False):
     """A product of half operands whose half result goes where fp32 is wanted; ``into`` is that. ``made``: the product."""
 
     op: str
@@ -34,8 +31,7 @@ class RoundedProduct(Event):
     made: Place
 
 
-@dataclass(frozen=True, slots=True)
-class HalfParams(Event):
+class HalfParams(Event, frozen=True, eq=False):
     """Parameters of a JAX program that are half when an optimizer takes them. ``how``: what made them so, at ``at``; ``taken``: where."""
 
     dtype: str
@@ -47,8 +43,7 @@ class HalfParams(Event):
     sure: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HeldTo(Event):
+class HeldTo(Event, frozen=True, eq=False):
     """A result that was computed in half is held to a tolerance. ``against``: ``"fp32"`` for a reference that was computed in fp32,
     ``"half"`` for one that another op computed in half. ``kind``: ``"close"`` (``atol + rtol * |expected|``), ``"mean"`` (a mean relative
     error, ``rtol``) or ``"most"`` (the largest absolute error, ``atol``). ``made``: where the result was computed, by ``op``;
@@ -65,8 +60,7 @@ class HeldTo(Event):
     parameter: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToNumpy(Event):
+class ToNumpy(Event, frozen=True, eq=False):
     """A bf16 tensor of torch's is handed to numpy, by ``call``. ``made``: where it took the dtype."""
 
     call: str
@@ -74,13 +68,11 @@ class ToNumpy(Event):
     parameter: str
 
 
-@dataclass(frozen=True, slots=True)
-class Average(Event):
+class Average(Event, frozen=True, eq=False):
     """Weights are blended into a running average of weights, in a dtype that nothing tells."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moment(Event):
+class Moment(Event, frozen=True, eq=False):
     """The second moment of an optimizer that is written out. ``dtype``: the half that it is made in, ``""`` where it has that of the
     parameters, and the arithmetic with it."""
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from precisionlint import gitignore
 from precisionlint.config import Configuration
@@ -26,16 +27,14 @@ MOST = 500
 ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
 
 
-@dataclass(frozen=True)
-class Kinds:
+class Kinds(Struct, frozen=True):
     """The files that a folder is read for: those of the suffixes, and the configurations that are wanted, by their name and bytes."""
 
     suffixes: tuple[str, ...] = (".py",)
     wanted: Callable[[str, bytes], bool] = lambda display, data: True
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(Struct, frozen=True):
     display: str
     """As the user would write it, with `/`."""
     path: Path
@@ -43,8 +42,7 @@ class _Found:
     """Without links: what tells one file from another."""
 
 
-@dataclass(frozen=True)
-class _Ignores:
+class _Ignores(Struct, frozen=True):
     """The patterns of one ignore file, and the folder (without links) from which they count."""
 
     base: str

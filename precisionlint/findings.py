@@ -5,8 +5,11 @@ It knows neither how a finding was made nor how one is printed. Lines and column
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
+
+from msgspec import Struct, field
+
+from precisionlint.records import Record
 
 Severity = Literal["error", "warning", "info"]
 Confidence = Literal["certain", "likely", "possible"]
@@ -22,8 +25,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 """From the gravest down: the order in which they are counted and listed."""
 
 
-@dataclass(frozen=True, order=True)
-class Place:
+class Place(Struct, frozen=True, order=True):
     """A span of source text. In a notebook ``cell`` counts all its cells from 1 and lines count within the cell; else it is 0."""
 
     path: str
@@ -39,8 +41,7 @@ class Place:
         return f"{self.path}:cell {self.cell}:{self.line}" if self.cell else f"{self.path}:{self.line}"
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Struct, frozen=True):
     """One station on the way that led to a finding."""
 
     place: Place
@@ -51,8 +52,7 @@ EditKind = Literal["argument", "rename", "receiver", "operands", "before", "comm
 """See ``checks.base.Change``."""
 
 
-@dataclass(frozen=True)
-class Edit:
+class Edit(Struct, frozen=True):
     """What is to change at a place of the program that holds the finding (a notebook's cells are one, see ``documents``);
     ``source.fixes`` makes text of it."""
 
@@ -62,8 +62,7 @@ class Edit:
     text: str = ""
 
 
-@dataclass(frozen=True)
-class Fix:
+class Fix(Struct, frozen=True):
     """A change of the source that takes a fault away: all of its edits, or none. ``unsafe``: what else it changes; empty where it is safe."""
 
     edits: tuple[Edit, ...]
@@ -77,16 +76,14 @@ class Fix:
         return not self.unsafe
 
 
-@dataclass(frozen=True)
-class Replacement:
+class Replacement(Struct, frozen=True):
     """A span of the source (of no width: a point between characters) and the text to stand there."""
 
     place: Place
     text: str
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One fault: where it stands, what follows from it, and the path that leads there."""
 
     rule: str
@@ -127,8 +124,7 @@ def best(findings: Iterable[Finding]) -> list[Finding]:
     ]
 
 
-@dataclass(frozen=True)
-class Suppressed:
+class Suppressed(Struct, frozen=True):
     """A finding that does not count, what says so, and the reason given there. ``at`` is the comment's place."""
 
     finding: Finding
@@ -137,8 +133,7 @@ class Suppressed:
     at: Place | None = None
 
 
-@dataclass(frozen=True)
-class FileError:
+class FileError(Struct, frozen=True):
     """A path that could not be read or parsed; `line` is known for syntax errors."""
 
     path: str
@@ -146,8 +141,7 @@ class FileError:
     message: str
 
 
-@dataclass(frozen=True)
-class GaveUp:
+class GaveUp(Struct, frozen=True):
     """A place where reading stopped following the program, and what it left unread there."""
 
     path: str
@@ -155,8 +149,7 @@ class GaveUp:
     what: str
 
 
-@dataclass(frozen=True)
-class Coverage:
+class Coverage(Struct, frozen=True):
     """How far reading went: `files` were looked at, `read` of them hold something that concerns precision."""
 
     files: int
@@ -169,9 +162,10 @@ class Coverage:
     gave_up: tuple[GaveUp, ...] = ()
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(Record, frozen=True, eq=False):
     """The outcome of one run."""
+
+    aside: ClassVar[tuple[str, ...]] = ("texts", "replacements")
 
     findings: tuple[Finding, ...]
     errors: tuple[FileError, ...]
@@ -181,9 +175,9 @@ class Report:
     """Entries of the baseline that no finding fits any more, in words."""
     unheard: tuple[str, ...] = ()
     """Names that a configuration was assumed for and that nothing in the projects read is called by."""
-    texts: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
+    texts: Mapping[str, bytes] = field(default_factory=dict)
     """What was read instead of files: name -> content."""
-    replacements: Mapping[Finding, tuple[Replacement, ...]] = field(default_factory=dict, repr=False, compare=False)
+    replacements: Mapping[Finding, tuple[Replacement, ...]] = field(default_factory=dict)
     """The fixes of findings as text, where the run was asked for it and the file as it stands allows it."""
 
     @property

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from precisionlint import documents, notebook_fixes
 from precisionlint.findings import FileError, Finding, Report
@@ -20,8 +21,7 @@ PASSES = 50
 """After how many passes a file is left as it is then: fixes that bring each other back would never end."""
 
 
-@dataclass(frozen=True)
-class Fixed:
+class Fixed(Struct, frozen=True):
     """A file before and after, and how many of its findings were fixed."""
 
     before: bytes

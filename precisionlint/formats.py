@@ -10,9 +10,10 @@ divided by a power of two are exact in float64.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -28,8 +29,7 @@ Overflow = Literal["saturate", "special"]
 none). OCP's 'saturating' and 'non-saturating' conversion (OCP 8-bit Floating Point Specification 1.0, table 3)."""
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(Struct, frozen=True):
     """A binary floating-point format: sign, exponent and mantissa fields from the top of the code down."""
 
     name: str

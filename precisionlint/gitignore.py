@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+
+from msgspec import Struct
 
 _TOKEN = re.compile(
     r"""
@@ -27,8 +28,7 @@ _TOKEN = re.compile(
 _TRIMMED = re.compile(r"(?:\\.|[^ ]|[ ]+(?=[^ ]))*", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Patterns:
+class Patterns(Struct, frozen=True):
     """The patterns of one ignore file: runs of lines that say the same, the last line first."""
 
     runs: tuple[tuple[bool, re.Pattern[str]], ...]

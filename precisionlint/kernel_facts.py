@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from precisionlint.events import Event
 from precisionlint.findings import Place
@@ -15,8 +15,7 @@ FOLLOWS = "~"
 FP8 = frozenset({"e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e4b15"})
 
 
-@dataclass(frozen=True, slots=True)
-class Typed:
+class Typed(Struct, frozen=True):
     """A dtype that a value has: ``sure`` where the kernel itself says so, else a launch that the file shows does (``at``).
 
     ``FOLLOWS``: the dtype of a tensor that the file's callers hand in, half where that is; ``of``: the pointers that it reaches the kernel by;
@@ -31,8 +30,7 @@ class Typed:
     handed: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Accumulated(Event):
+class Accumulated(Event, frozen=True, eq=False):
     """A loop adds to ``name``, which was made with this dtype at ``made`` and is handed on from turn to turn; or, where it is ``shared``,
     the programs of a launch add to what it points to, each for itself (``tl.atomic_add``)."""
 
@@ -43,16 +41,14 @@ class Accumulated(Event):
     shared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Reduced(Event):
+class Reduced(Event, frozen=True, eq=False):
     """``api`` (``tl.sum``, ``tl.cumsum``) adds numbers of this dtype, and keeps the sum in it."""
 
     api: str
     dtype: Typed
 
 
-@dataclass(frozen=True, slots=True)
-class Dotted(Event):
+class Dotted(Event, frozen=True, eq=False):
     """``tl.dot`` of operands of these dtypes. ``carried``: its sum starts from an accumulator that a loop hands on. ``bounded``: it is
     told after how many of K to promote. ``precise``: it is told how to treat fp32 operands. ``summed_in``: the dtype that it is told to sum
     in, where nothing lifts the result."""
@@ -65,8 +61,7 @@ class Dotted(Event):
     summed_in: Typed | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledByAmax(Event):
+class ScaledByAmax(Event, frozen=True, eq=False):
     """A scale that numbers are brought into the range of FP8 by, at ``used``, was made from their largest magnitude, at ``amax``.
 
     ``floored``: nothing lets it be zero. ``inverse``: the scale is a multiplier, the maximum over the magnitude.

@@ -6,8 +6,9 @@ The same settings and comments as those of ``check``, file by file. A file that 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from precisionlint import catalogue, suppress
 from precisionlint.config import Configuration, Settings

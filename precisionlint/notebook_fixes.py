@@ -6,9 +6,10 @@ A fix is made where all that it changes stands in lines of one cell that are Pyt
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
+
+from msgspec.structs import replace
 
 from precisionlint import documents
 from precisionlint.findings import Finding, Fix, Place, Replacement

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+
+from msgspec import Struct
 
 from precisionlint.errors import InputError
 
@@ -24,8 +25,7 @@ class PluginError(InputError):
     """A plugin that does not keep its contract; the text is one line that names it and says what is wrong."""
 
 
-@dataclass(frozen=True)
-class Plugin:
+class Plugin(Struct, frozen=True):
     """An entry point: its name, its module, and the distribution that declares it."""
 
     name: str

@@ -10,11 +10,12 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from precisionlint import catalogue
 from precisionlint.config import Configuration
@@ -49,8 +50,7 @@ class PolicyError(InputError):
     """A policy table that cannot be used; the message names the file, the line and what is wrong."""
 
 
-@dataclass(frozen=True)
-class Requirement:
+class Requirement(Struct, frozen=True):
     """The least precision of each of the three, as a dtype's name; empty where nothing is asked."""
 
     input: str = ""
@@ -58,8 +58,7 @@ class Requirement:
     output: str = ""
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(Struct, frozen=True):
     """One kind of op: which ops, what they need and why, and what torch adds up in."""
 
     name: str
@@ -73,8 +72,7 @@ class Family:
     differs: str
 
 
-@dataclass(frozen=True)
-class Override:
+class Override(Struct, frozen=True):
     """A project's own requirement: for a family or an op, below modules whose path fits the pattern."""
 
     target: str
@@ -82,8 +80,7 @@ class Override:
     requires: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """The table in force."""
 
     families: tuple[Family, ...]

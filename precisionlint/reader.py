@@ -13,10 +13,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from precisionlint import documents, suppress
 from precisionlint.findings import FileError, Finding, GaveUp, Place, best
@@ -36,8 +38,7 @@ BUDGET = ("too many paths", "more paths at once", "nested too deeply")
 """How the reasons begin for which a program was not read to its end."""
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True, dict=True):
     """What readings have in common: the rules looked for, the configuration assumed, the device trained on, what classes and functions of
     others act as, and whether what is only possible is looked for."""
 
@@ -53,8 +54,7 @@ class Plan:
         return tuple(own_words(self.frameworks))
 
 
-@dataclass
-class Totals:
+class Totals(Struct):
     """How far reading went in one file."""
 
     read: int = 0
@@ -66,8 +66,7 @@ class Totals:
     gave_up: tuple[GaveUp, ...] = ()
 
 
-@dataclass(frozen=True)
-class FileResult:
+class FileResult(Struct, frozen=True):
     """What reading a file gave. ``covered`` holds for each finding the indices of the ``comments`` that speak for it."""
 
     findings: tuple[Finding, ...] = ()
@@ -94,8 +93,7 @@ Survey = Literal["", "precision", "all"]
 """What of a whole project a result rests on: nothing, which files set the precision of products, or what every file shows and imports."""
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """A file's result with what it rests on: the hash of the content read (empty where there was none), and what of the whole project."""
 
     display: str

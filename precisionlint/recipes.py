@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from precisionlint.events import Event
 from precisionlint.findings import Place
@@ -27,8 +28,7 @@ HALVES = {
 """The spellings of the two halves -> the one that messages use."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One setting: its name as it is written (with the names around it, ``bf16.enabled``), its value (a string, number, bool, None, or
     ``UNKNOWN``), and where it stands."""
 
@@ -52,8 +52,7 @@ class Setting:
             return None
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe(Event):
+class Recipe(Event, frozen=True, eq=False):
     """One configuration of one framework; a field is None where the configuration does not give it.
 
     ``fp16``, ``bf16``: the switches. ``scale``: a loss scale that stays. ``stray``: loss-scale settings of a block that has none.

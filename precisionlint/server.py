@@ -10,10 +10,10 @@ import asyncio
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from lsprotocol import types
+from msgspec import Struct, field
 from pygls import uris
 from pygls.lsp.server import LanguageServer
 from pygls.workspace import TextDocument
@@ -38,8 +38,7 @@ SEVERITIES = {
 }
 
 
-@dataclass
-class State:
+class State(Struct):
     """What the server knows of open files: the last report of each, and which version is being read."""
 
     reports: dict[str, Report] = field(default_factory=dict)

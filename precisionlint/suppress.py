@@ -14,8 +14,10 @@ import re
 import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from precisionlint import catalogue
 from precisionlint.findings import Edit, Finding, Fix, Place, Suppressed
@@ -28,8 +30,7 @@ COMMENT = re.compile(r"#\s*precisionlint:\s*(?P<word>[\w-]*)\s*(?:\[(?P<rules>[^
 WORDS = ("ignore", "ignore-file")
 
 
-@dataclass(frozen=True)
-class Comment:
+class Comment(Struct, frozen=True):
     """One comment. ``rules`` are the words in its brackets, each with its place; ``whole``: it speaks for the whole file."""
 
     at: Place
@@ -43,8 +44,7 @@ class Comment:
     """The line of code below a comment that has a line of its own, else 0."""
 
 
-@dataclass(frozen=True)
-class Statements:
+class Statements(Struct, frozen=True, dict=True):
     """The lines on which each line's innermost statement begins and ends (a compound one's heading)."""
 
     spans: tuple[tuple[int, int, int, int], ...]

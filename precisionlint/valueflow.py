@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from types import MappingProxyType
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from precisionlint.events import Event, Region
 
@@ -89,8 +90,7 @@ class Value:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(Struct, frozen=True):
     """Where an op stands. ``region``: the autocast region that the function itself enters, None where that is the caller's affair;
     ``enabled``: False inside ``autocast(enabled=False)``, None where nothing is known. ``grad``: False under no_grad or inference_mode.
     ``kind``: ``"forward"`` or ``"backward"`` of an autograd.Function, ``"module"`` for a method of a module, ``"test"``, or ``""``.
@@ -107,22 +107,19 @@ class Scope:
     guarded: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended(Event):
+class Ended(Event, frozen=True, eq=False):
     """The end of the file's top level, or of a function that was read from its beginning with what the top level left: what stood
     before it runs in this order, what follows at another time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Computed(Event):
+class Computed(Event, frozen=True, eq=False):
     """An op runs: ``value`` is what it makes."""
 
     value: Value
     scope: Scope
 
 
-@dataclass(frozen=True, slots=True)
-class Called(Event):
+class Called(Event, frozen=True, eq=False):
     """An outside API is called that computes nothing by itself: a constructor, a setting, a registration. ``placed``, of an autocast region
     for CUDA: where the code around it puts its tensors (see ``source/flow/devices.py``)."""
 
@@ -131,16 +128,14 @@ class Called(Event):
     placed: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Returned(Event):
+class Returned(Event, frozen=True, eq=False):
     """A function returns a value."""
 
     value: Value
     scope: Scope
 
 
-@dataclass(frozen=True, slots=True)
-class Touched(Event):
+class Touched(Event, frozen=True, eq=False):
     """A setting of an outside API (a canonical name) is read, or set to ``value``."""
 
     name: str
@@ -148,8 +143,7 @@ class Touched(Event):
     scope: Scope
 
 
-@dataclass(frozen=True, slots=True)
-class Defined(Event):
+class Defined(Event, frozen=True, eq=False):
     """The project's own op is defined, whose inputs' dtypes matter and which brings them to none by itself: an autograd.Function without
     custom_fwd, or an op of torch.library without an autocast rule. ``mixes``: it takes weights beside activations, by their names.
     ``launches``: a kernel of its own computes, not PyTorch's ops. ``follows``: it casts by itself, and its result to the dtype of an input."""
@@ -161,8 +155,7 @@ class Defined(Event):
     follows: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Shows:
+class Shows(Struct, frozen=True):
     """A fact about the programs of a file that a finding needs (``Hit.needs``): ``"training"``, ``"fp16"``, ``"bf16"``, ``"half"`` (either),
     ``"half parameters"`` (kept in half: buffers are half as well), ``"half weights"`` (those, or FSDP's half copies, in a file that trains),
     ``"half gradients"``, ``"half autocast"``, ``"loss under autocast"``. ``elsewhere``: another file of theirs must say it, since what

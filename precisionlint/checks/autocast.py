@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from precisionlint.checks.base import Automaton, Change, Evidence, Family, Hit, Remedy, Seen, frozen
 from precisionlint.events import (
@@ -28,23 +30,24 @@ from precisionlint.events import (
     overlap,
 )
 from precisionlint.findings import Confidence
+from precisionlint.records import Record
 from precisionlint.valueflow import Called, Computed, Shows, Touched, Value, known_half, sources
 
 HALF = ("float16", "bfloat16")
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
+class Changed(Record, frozen=True, eq=False):
     """Weights that were changed after the region had cast them: by an optimizer's step, or written over. ``how``: ``"step"`` or the name
     of what wrote them."""
 
+    aside: ClassVar[tuple[str, ...]] = ("seen",)
+
     weights: Weights
     how: str
-    seen: Seen = field(compare=False)
+    seen: Seen
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(Struct, frozen=True):
     """The regions that are open on a path. ``used``: weights of which a copy is kept; ``own``: whose weights each optimizer steps; ``bare``:
     weights of which no copy is kept, being half themselves or frozen."""
 

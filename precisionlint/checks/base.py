@@ -7,15 +7,15 @@ two paths with equal states are one path. Places and names are carried beside th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from precisionlint.events import Event, Weights, WeightsTake, overlap
 from precisionlint.findings import Confidence, EditKind, Severity
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """A station of the path that led to a finding."""
 
     at: Any
@@ -23,8 +23,7 @@ class Seen:
     when: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """What is to change at a place, told without knowing the text there.
 
     ``"argument"``: the call at ``at`` (or the argument itself, given by its keyword) gets ``text`` as its argument ``name``. After
@@ -45,8 +44,7 @@ class Change:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Remedy:
+class Remedy(Struct, frozen=True):
     """How a fault can be taken away. ``unsafe``: what else this changes, in words; empty where it is safe."""
 
     changes: tuple[Change, ...]
@@ -55,8 +53,7 @@ class Remedy:
     """The version of torch that first knows what it writes, where that is a recent one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Struct, frozen=True):
     """A fault on one path. ``at`` is where the finding stands, ``trace`` what led there, in order.
 
     ``unless``: facts of the whole program (see ``Evidence``) of which any one makes this no fault; ``needs``: facts without
@@ -80,8 +77,7 @@ class Hit:
     """The object whose fault this is, where it is one fault however many places show it: the first in a file stands for all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """Something that some path of the program does: what ``Hit.unless`` and ``Hit.needs`` are held against."""
 
     fact: Hashable
@@ -110,8 +106,7 @@ def unmoved(state: Any, event: Event) -> Any:
     return state
 
 
-@dataclass(frozen=True, slots=True)
-class Automaton:
+class Automaton(Struct, frozen=True):
     """The state that the checks of a family read. ``settle``: what is left of it where another program begins;
     ``stakes``: how much is under way in it, for the choice of the paths to follow where there are too many."""
 
@@ -122,8 +117,7 @@ class Automaton:
     stakes: Callable[[Any], int] = lambda _: 0
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """One rule's function: (state before the event, event) -> hits and evidence."""
 
     rule: str
@@ -132,8 +126,7 @@ class Check:
     run: Callable[[Any, Any], Iterable[Any]]
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(Struct, frozen=True):
     """The checks of one module, registered by decorator."""
 
     automaton: Automaton

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
+
+from msgspec.structs import replace
 
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen, frozen
 from precisionlint.events import (
@@ -28,6 +29,7 @@ from precisionlint.events import (
 from precisionlint.facts import Average, Moment
 from precisionlint.findings import Severity
 from precisionlint.recipes import UNKNOWN, Recipe
+from precisionlint.records import Record
 
 HALF = {"float16": "fp16", "bfloat16": "bf16"}
 SMALL_RATE = 1e-3
@@ -43,46 +45,50 @@ SIGNIFICANT = {"fp16": 11, "bf16": 8}
 MANY = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Took:
+class Took(Record, frozen=True, eq=False):
     """Weights in half, and how they came to be. ``by``: the framework that cast them, if one did; ``norms``: BatchNorm layers are among
     them; ``sharded``: FSDP took them with a mixed-precision policy afterwards."""
+
+    aside: ClassVar[tuple[str, ...]] = ("how", "seen", "sharding")
 
     weights: Weights
     dtype: str
     by: str
-    how: str = field(compare=False)
-    seen: Seen = field(compare=False)
+    how: str
+    seen: Seen
     norms: bool = False
     sharded: bool = False
-    sharding: Seen | None = field(compare=False, default=None)
+    sharding: Seen | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Owned:
+class Owned(Record, frozen=True, eq=False):
     """Weights under a plain optimizer. ``eps``: what it adds to the root of the second moment, where that is known."""
+
+    aside: ClassVar[tuple[str, ...]] = ("seen",)
 
     optimizer: Named
     weights: Weights
     cls: str
     lr: float | None
-    seen: Seen = field(compare=False)
+    seen: Seen
     eps: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Masters:
+class Masters(Record, frozen=True, eq=False):
     """fp32 copies, kept by hand, under an optimizer, and the weights of which they are copies."""
+
+    aside: ClassVar[tuple[str, ...]] = ("seen",)
 
     optimizer: Named
     weights: Weights
-    seen: Seen = field(compare=False)
+    seen: Seen
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(Record, frozen=True, eq=False):
     """Where weights live. ``copies``: models that are copies of others; ``default``: the half dtype that new tensors take, while they
     do."""
+
+    aside: ClassVar[tuple[str, ...]] = ("default_set",)
 
     took: frozenset[Took] = frozenset()
     copies: Weights = frozenset()
@@ -90,7 +96,7 @@ class Storage:
     owned: frozenset[Owned] = frozenset()
     masters: frozenset[Masters] = frozenset()
     default: str = ""
-    default_set: Seen | None = field(compare=False, default=None)
+    default_set: Seen | None = None
 
 
 def advance(storage: Storage, event: Event) -> Storage:

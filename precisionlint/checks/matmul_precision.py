@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
+
+from msgspec.structs import replace
 
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
 from precisionlint.checks.tf32_switches import CUDNN, FLAGS, GET, MATMUL, NEW, SET, Switches
 from precisionlint.events import Backward, Event, Known, Op, Opened, Owns, Setting, Step, Weights, WeightsTake, covers
 from precisionlint.findings import Confidence
+from precisionlint.records import Record
 from precisionlint.valueflow import Called, Ended, Touched
 
 SWITCHES = ("float32_matmul_precision", "allow_tf32", "fp32_precision")
@@ -20,8 +22,7 @@ AT_START = Switches()
 """The TF32 switches as torch begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Record, frozen=True, eq=False):
     """What is known of the program: it runs on CUDA, which modules ran in fp32, and which weights are half.
 
     ``switches``: the TF32 switches as the function at hand has them, ``top``: as the file's top level leaves them, ``left``: as each
@@ -29,25 +30,28 @@ class Program:
     read without harm, ``earlier``: those that other functions have.
     """
 
+    aside: ClassVar[tuple[str, ...]] = ("at", "modern", "left", "reads", "earlier")
+
     cuda: bool = False
-    at: Any = field(compare=False, default=None)
+    at: Any = None
     ran: frozenset[Ran] = frozenset()
     half: Weights = frozenset()
     made: frozenset[Hashable] = frozenset()
     switches: Switches = AT_START
     top: Switches = AT_START
-    modern: Seen | None = field(compare=False, default=None)
-    left: tuple[tuple[Switches, Seen], ...] = field(compare=False, default=())
-    reads: tuple[tuple[str, Any], ...] = field(compare=False, default=())
-    earlier: tuple[tuple[str, Any], ...] = field(compare=False, default=())
+    modern: Seen | None = None
+    left: tuple[tuple[Switches, Seen], ...] = ()
+    reads: tuple[tuple[str, Any], ...] = ()
+    earlier: tuple[tuple[str, Any], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(Record, frozen=True, eq=False):
     """A module that ran outside every half region."""
 
+    aside: ClassVar[tuple[str, ...]] = ("seen",)
+
     module: Hashable
-    seen: Seen = field(compare=False)
+    seen: Seen
 
 
 def advance(program: Program, event: Event) -> Program:

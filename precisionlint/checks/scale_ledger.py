@@ -5,8 +5,9 @@ The ledger keeps, for every scaler, whose gradients stand scaled and how far eac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
+
+from msgspec.structs import replace
 
 from precisionlint.checks.base import Seen
 from precisionlint.events import (
@@ -33,101 +34,111 @@ from precisionlint.events import (
     moved,
     overlap,
 )
+from precisionlint.records import Record
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(Record, frozen=True, eq=False):
     """Gradients that stand scaled by a scaler, since that backward; of which weights, where that is known."""
 
+    aside: ClassVar[tuple[str, ...]] = ("backward", "scaled")
+
     scaler: Named
-    backward: Seen = field(compare=False)
-    scaled: Seen | None = field(compare=False)
+    backward: Seen
+    scaled: Seen | None
     weights: Weights | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Record, frozen=True, eq=False):
     """How far an optimizer has come with a scaler since its last update: ``"unscaled"`` or ``"stepped"``.
 
     ``dropped``: its gradients were set to zero since, so the next unscale_ meets new ones.
     """
 
+    aside: ClassVar[tuple[str, ...]] = ("seen",)
+
     scaler: Named
     optimizer: Named
     phase: str
     dropped: bool
-    seen: Seen = field(compare=False)
+    seen: Seen
 
 
-@dataclass(frozen=True, slots=True)
-class Clean:
+class Clean(Record, frozen=True, eq=False):
     """An optimizer whose gradients stand unscaled. ``mixed``: a scaled backward has added to them since."""
+
+    aside: ClassVar[tuple[str, ...]] = ("seen", "mixed_by")
 
     optimizer: Named | None
     weights: Weights | None
     consumed: bool
     mixed: bool
-    seen: Seen = field(compare=False)
-    mixed_by: Seen | None = field(compare=False, default=None)
+    seen: Seen
+    mixed_by: Seen | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(Record, frozen=True, eq=False):
     """A scaler that was updated while gradients that it scaled had not been stepped with."""
+
+    aside: ClassVar[tuple[str, ...]] = ("update",)
 
     scaler: Named
     stepped: frozenset[Named]
-    update: Seen = field(compare=False)
+    update: Seen
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(Record, frozen=True, eq=False):
     """A scaler and how it was made.
 
     ``stepped``: the optimizers that stepped through it; ``before``: those that stepped through one that was made at the same place
     earlier, and that go on.
     """
 
+    aside: ClassVar[tuple[str, ...]] = ("seen",)
+
     scaler: Named
     cls: str
     stepped: frozenset[Named]
-    seen: Seen = field(compare=False)
+    seen: Seen
     before: frozenset[Named] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Own:
+class Own(Record, frozen=True, eq=False):
+    aside: ClassVar[tuple[str, ...]] = ("seen",)
+
     optimizer: Named
     weights: Weights | None
     cls: str
     fused: bool
-    seen: Seen = field(compare=False)
+    seen: Seen
 
 
-@dataclass(frozen=True, slots=True)
-class Half:
+class Half(Record, frozen=True, eq=False):
     """Weights in fp16, and where they became so."""
 
+    aside: ClassVar[tuple[str, ...]] = ("seen",)
+
     path: WeightPath
-    seen: Seen = field(compare=False)
+    seen: Seen
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
+class Adapter(Record, frozen=True, eq=False):
     """Trainable weights that were made in fp16, inside a model whose own weights became fp16 before."""
 
+    aside: ClassVar[tuple[str, ...]] = ("cast", "seen")
+
     weights: Weights
-    cast: Seen = field(compare=False)
-    seen: Seen = field(compare=False)
+    cast: Seen
+    seen: Seen
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(Record, frozen=True, eq=False):
     """The state of loss scaling on one path. ``fp16``: a backward of fp16 gradients that nothing scaled, in this turn of the loop, with
     nothing done to them since."""
 
+    aside: ClassVar[tuple[str, ...]] = ("plain", "fp16")
+
     pending: frozenset[Pending] = frozenset()
-    plain: Seen | None = field(compare=False, default=None)
+    plain: Seen | None = None
     unknown: bool = False
     progress: frozenset[Progress] = frozenset()
     clean: frozenset[Clean] = frozenset()
@@ -140,7 +151,7 @@ class Ledger:
     adapters: frozenset[Adapter] = frozenset()
     lost: bool = False
     is_plain: bool = False
-    fp16: Backward | None = field(compare=False, default=None)
+    fp16: Backward | None = None
 
 
 def seen(event: Event, text: str) -> Seen:

@@ -6,7 +6,8 @@ An old getter compares the two and raises RuntimeError where they differ. Read i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 NEW = {
     "torch.backends.fp32_precision": "all",
@@ -32,8 +33,7 @@ BEFORE = {"cuda.conv": "tf32", "cuda.rnn": "tf32"}
 Values = tuple[tuple[str, str | None], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Switches:
+class Switches(Struct, frozen=True):
     """``stage``: what the old switch of matmuls says, ``cudnn``: that of cuDNN; ``new``: what was set of the new ones. None: set to
     what nobody knows."""
 
@@ -60,7 +60,7 @@ class Switches:
             return replace(self, new=self.with_(**{NEW[name]: known}))
         if name == SET:
             cuda, mkldnn = STAGES.get(value, (None, None)) if isinstance(value, str) else (None, None)
-            return replace(self, stage=value if cuda else None, new=self.with_(cuda_matmul=cuda, mkldnn_matmul=mkldnn))  # type: ignore[arg-type]
+            return replace(self, stage=value if cuda else None, new=self.with_(cuda_matmul=cuda, mkldnn_matmul=mkldnn))
         allowed = value if isinstance(value, bool) else None
         to = None if allowed is None else "tf32" if allowed else "none"
         if name == MATMUL:

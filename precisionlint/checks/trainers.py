@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
+
+from msgspec.structs import replace
 
 from precisionlint.checks import master_weights
 from precisionlint.checks.base import Automaton, Family, Hit, Seen, frozen
@@ -24,26 +25,29 @@ from precisionlint.events import (
     ZeroGrad,
 )
 from precisionlint.recipes import Recipe
+from precisionlint.records import Record
 
 NOTHING_STORED = Storage()
 
 
-@dataclass(frozen=True, slots=True)
-class Scaled:
+class Scaled(Record, frozen=True, eq=False):
     """Gradients that stand scaled by an engine's own scaler, since that backward."""
 
+    aside: ClassVar[tuple[str, ...]] = ("seen",)
+
     engine: Engine
-    seen: Seen = field(compare=False)
+    seen: Seen
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
+class Trained(Record, frozen=True, eq=False):
     """What the engines of a path have done to its gradients, and where its weights live. ``plain``: a backward that no engine scaled,
     since the last step."""
 
+    aside: ClassVar[tuple[str, ...]] = ("plain",)
+
     scaled: frozenset[Scaled] = frozenset()
     is_plain: bool = False
-    plain: Seen | None = field(compare=False, default=None)
+    plain: Seen | None = None
     storage: Storage = NOTHING_STORED
 
 

@@ -8,9 +8,10 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from precisionlint import baseline, catalogue
 from precisionlint.commands.check_output import Output, ProgressLine, lines, output, outputs_of, write_files

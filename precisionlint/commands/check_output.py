@@ -8,8 +8,9 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TextIO
+
+from msgspec import Struct
 
 from precisionlint.commands.common import UsageError
 from precisionlint.findings import Report
@@ -17,8 +18,7 @@ from precisionlint.report import outputs
 from precisionlint.report.color import colored
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(Struct, frozen=True):
     """A form, and the file that it goes to; None is standard output."""
 
     form: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from precisionlint.errors import InputError
 
@@ -14,8 +15,7 @@ class UsageError(InputError):
     """The options make no sense together."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What a command leaves: its exit code, and the lines for standard output. ``live``: they come one by one, over time."""
 
     code: int

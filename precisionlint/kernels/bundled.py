@@ -6,12 +6,12 @@ It needs triton, and in the interpret mode it must be imported after TRITON_INTE
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial, wraps
 from types import MappingProxyType
 from typing import Any, get_args
 
 import torch
+from msgspec import Struct
 
 from precisionlint.kernels import gemm, mx, nvfp4, quantize
 from precisionlint.kernels.cast import cast
@@ -19,8 +19,7 @@ from precisionlint.kernels.reference import AMAX_FLOOR, NVFP4_AMAX_FLOOR, MxRoun
 from precisionlint.kernels.stochastic import stochastic_cast
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """A launcher and what it promises."""
 
     name: str

@@ -13,9 +13,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from precisionlint.kernels import ttir
 from precisionlint.kernels.outcome import Compiled, Evidence, Multiplication
@@ -37,8 +38,7 @@ UNBOUNDED = 2**20
 FP8 = ("f8E4M3FN", "f8E5M2", "f8E4M3FNUZ", "f8E5M2FNUZ")
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """A kernel with the arguments of one launch."""
 
     function: Any

@@ -7,12 +7,12 @@ Python function of tensors that returns tensors; its form stands in the contract
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from precisionlint.formats import E8M0FNU, FORMATS, FP32, decode
@@ -25,8 +25,7 @@ class ContractError(Exception):
     """A contract or an option was named that does not exist; the text is one line that says what does."""
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(Struct, frozen=True):
     """A declared property of a kernel: the words that it may have, the first of which is the default."""
 
     name: str
@@ -39,8 +38,7 @@ class Option:
 Options = Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Contract:
+class Contract(Struct, frozen=True):
     """What any correct kernel of a kind may return."""
 
     name: str

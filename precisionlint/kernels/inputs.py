@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor
 
 from precisionlint.formats import FP32, Format, decode
@@ -26,8 +27,7 @@ HALO = 256
 """How much of it lies before and after numbers without gaps: as much as a kernel may read beyond an end by mistake."""
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Struct, frozen=True):
     """One input: what is hard about it, and how its tensors are made."""
 
     name: str
@@ -83,8 +83,7 @@ def matrices(block: tuple[int | None, int | None], target: Format) -> Iterator[C
     yield Case("offsets beyond 2^31", partial(_far_apart, shape), contiguous=False)
 
 
-@dataclass(frozen=True)
-class Operands:
+class Operands(Struct, frozen=True):
     """A product's inputs: two FP8 matrices with the inner dimension last, and the scales of each."""
 
     a: Tensor

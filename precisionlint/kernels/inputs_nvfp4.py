@@ -6,9 +6,9 @@ Each case makes x, and with a Hadamard transform the signs, and with stochastic 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from precisionlint.formats import E2M1, E4M3FN, decode

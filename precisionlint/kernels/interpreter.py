@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import Struct
 
 from precisionlint.formats import BF16, E2M1, E4M3FN, E5M2, E8M0FNU, FP16, FP32, decode, encode, round_to
 
@@ -71,8 +71,7 @@ class OutOfBoundsError(Exception):
     """A kernel read or wrote memory outside of every tensor that it was given."""
 
 
-@dataclass(frozen=True)
-class _Region:
+class _Region(Struct, frozen=True):
     start: int
     stop: int
 
@@ -186,8 +185,7 @@ def repaired(interpreter: ModuleType) -> Iterator[None]:
                 setattr(owner, name, original)
 
 
-@dataclass(frozen=True)
-class _Patches:
+class _Patches(Struct, frozen=True):
     """What one launch replaced in triton.language, as triton's own scope: `restore` takes it back."""
 
     scope: Any

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor
 
 from precisionlint.formats import FP32, Format, Overflow, decode, round_to, spacing
@@ -45,8 +46,7 @@ LARGEST_FLOOR = 1e-4
 """The largest scale that may come from a floor, for a hint: 1e-2 over E2M1's maximum is above those in use."""
 
 
-@dataclass(frozen=True)
-class Scaling:
+class Scaling(Struct, frozen=True):
     """What a quantising kernel promises, besides the shape of its blocks."""
 
     target: Format

@@ -7,9 +7,9 @@ u is 2^-24, fp32's unit roundoff; e is the relative error of one quotient of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from precisionlint.formats import E2M1, E4M3FN, FP32, decode, round_to
@@ -26,8 +26,7 @@ LAGS = (1, 2, 8, 15, 30, 60, 120, 240, 480, 960, 1920, 3840)
 block, and some blocks."""
 
 
-@dataclass(frozen=True)
-class Promise:
+class Promise(Struct, frozen=True):
     """What a kernel declares, besides the format."""
 
     quotient: Quotient

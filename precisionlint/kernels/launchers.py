@@ -10,11 +10,12 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,8 +28,7 @@ class LauncherError(Exception):
     """A launcher cannot be used; the text is one line that says why."""
 
 
-@dataclass(frozen=True)
-class Declared:
+class Declared(Struct, frozen=True):
     """A contract's name and options as `precisionlint.contract` was given them."""
 
     contract: str

@@ -5,16 +5,16 @@ It knows neither torch nor triton. Lines count from 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 Mode = Literal["interpret", "compile", "native"]
 
 MODES: tuple[Mode, ...] = ("interpret", "compile", "native")
 
 
-@dataclass(frozen=True)
-class Violation:
+class Violation(Struct, frozen=True):
     """A clause of a contract that does not hold for one input: how often, and the first place where it does not."""
 
     clause: str
@@ -29,8 +29,7 @@ class Violation:
     """What the author of the kernel may have meant, where that shows."""
 
 
-@dataclass(frozen=True)
-class Tried:
+class Tried(Struct, frozen=True):
     """One input of the corpus, the clauses that it broke, and the seconds that it took."""
 
     case: str
@@ -40,8 +39,7 @@ class Tried:
     """The options of a contract, as NAME=VALUE, with which this input is not tried."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """One launcher against one contract in one mode."""
 
     kernel: str
@@ -59,8 +57,7 @@ class Outcome:
         return not any(tried.violations for tried in self.tried)
 
 
-@dataclass(frozen=True)
-class Multiplication:
+class Multiplication(Struct, frozen=True):
     """A dot in compiled code: MLIR's names of the operands' and the result's types, and when the sum is promoted."""
 
     a: str
@@ -71,8 +68,7 @@ class Multiplication:
     line: int
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """What a rule says of compiled code."""
 
     rule: str
@@ -82,8 +78,7 @@ class Evidence:
     line: int
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(Struct, frozen=True):
     """One kernel, compiled for one target. None is what no tool could say."""
 
     kernel: str
@@ -100,8 +95,7 @@ class Compiled:
     failed: str = ""
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(Struct, frozen=True):
     """One measurement on a GPU: what was measured, what came out, and what it is held against, in words."""
 
     kernel: str
@@ -110,8 +104,7 @@ class Measured:
     against: str
 
 
-@dataclass(frozen=True)
-class Verification:
+class Verification(Struct, frozen=True):
     """A whole run. `errors` are launchers that could not be loaded or workers that died, one line each."""
 
     outcomes: tuple[Outcome, ...]
@@ -142,8 +135,7 @@ class Verification:
         return int(found or any(not outcome.sound for outcome in self.outcomes))
 
 
-@dataclass(frozen=True)
-class Proof:
+class Proof(Struct, frozen=True):
     """A kernel with a planted fault, or a correct one in another style (`fault` is empty), against its contract."""
 
     kernel: str
@@ -160,8 +152,7 @@ class Proof:
         return bool(self.caught_by) == bool(self.fault)
 
 
-@dataclass(frozen=True)
-class Proofs:
+class Proofs(Struct, frozen=True):
     """The verification of the verifier."""
 
     proofs: tuple[Proof, ...]

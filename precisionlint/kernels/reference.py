@@ -7,10 +7,10 @@ are multipliers for the way back: number = value * scale.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from precisionlint.formats import E2M1, E4M3FN, E8M0FNU, FP32, Format, round_to
@@ -31,8 +31,7 @@ NVFP4_AMAX_FLOOR = 2.0**-105
 smallest scale of a block, 2^-9, is a normal fp32 number, 2^-125.4."""
 
 
-@dataclass(frozen=True)
-class Quantized:
+class Quantized(Struct, frozen=True):
     """The rounded values (float64, each one of the element format's) and one scale a block (float64)."""
 
     values: Tensor
@@ -129,8 +128,7 @@ def quantize_mx(x: Tensor, target: Format = E4M3FN, rounding: MxRounding = "floo
     return Quantized(quantize_with_scale(x, spread(scales, MX_BLOCK, x.shape), target), scales)
 
 
-@dataclass(frozen=True)
-class Nvfp4:
+class Nvfp4(Struct, frozen=True):
     """E2M1 values, one E4M3 scale for each 16 of a row, and one fp32 scale for the tensor; all float64."""
 
     values: Tensor

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 HALF = ("f16", "bf16")
 
@@ -23,16 +24,14 @@ _IMPRECISE = re.compile(r"maxNumImpreciseAcc = (\d+)")
 _CARRIED = re.compile(r"iter_args\((.*?)\) ->")
 
 
-@dataclass(frozen=True)
-class Spot:
+class Spot(Struct, frozen=True):
     """A place in the kernel's source; line 0 where the IR does not say."""
 
     path: str
     line: int
 
 
-@dataclass(frozen=True)
-class Dot:
+class Dot(Struct, frozen=True):
     """One dot of a kernel."""
 
     a: str
@@ -49,8 +48,7 @@ class Dot:
     spot: Spot
 
 
-@dataclass(frozen=True)
-class HalfSum:
+class HalfSum(Struct, frozen=True):
     """An addition in fp16 or bf16 that takes part in a sum."""
 
     kind: str
@@ -59,8 +57,7 @@ class HalfSum:
     spot: Spot
 
 
-@dataclass
-class _Region:
+class _Region(Struct):
     carried: tuple[str, ...]
     reduce: bool
 

@@ -16,8 +16,9 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any, TextIO
+
+from msgspec import to_builtins
 
 from precisionlint.kernels.launchers import LauncherError, check_form, declared, find
 from precisionlint.kernels.outcome import Outcome, Proof, Tried
@@ -146,7 +147,7 @@ def _one(subject: Any, request: dict[str, Any], order: int, answers: TextIO) -> 
         tried.append(search(subject.launch, contract, options, tell))
     path, line = place_of(subject.launch)
     outcome = Outcome(subject.name, contract.name, request["mode"], path, line, tuple(tried), refused)
-    _say(answers, {"outcome": asdict(outcome), "order": order})
+    _say(answers, {"outcome": to_builtins(outcome), "order": order})
 
 
 def _no_gpu() -> str:
@@ -170,7 +171,7 @@ def _native(subject: Any, request: dict[str, Any], order: int, answers: TextIO) 
             break
     path, line = place_of(subject.launch)
     outcome = Outcome(subject.name, contract.name, request["mode"], path, line, tuple(tried))
-    _say(answers, {"outcome": asdict(outcome), "order": order})
+    _say(answers, {"outcome": to_builtins(outcome), "order": order})
     if not outcome.sound:
         if any(native.lost(broken.got) for broken in tried[-1].violations):
             raise _DeviceLostError
@@ -178,9 +179,9 @@ def _native(subject: Any, request: dict[str, Any], order: int, answers: TextIO) 
     _say(answers, {"order": order, "kernel": subject.name, "case": "probes and speed"})
     try:
         for measured in native.probe(subject.name, subject.launch, contract, options, "cuda"):
-            _say(answers, {"measured": asdict(measured), "order": order})
+            _say(answers, {"measured": to_builtins(measured), "order": order})
         for measured in native.speeds(subject.name, subject.launch, contract, options):
-            _say(answers, {"measured": asdict(measured), "order": order})
+            _say(answers, {"measured": to_builtins(measured), "order": order})
     except Exception as error:  # such as no memory left: what the contract said stands
         text = named(error)
         _say(answers, {"error": f"{subject.name}: its speed could not be measured: {text}"})
@@ -207,7 +208,7 @@ def _compile(subject: Any, request: dict[str, Any], order: int, answers: TextIO)
         for launch in caught:
             _say(answers, {"order": order, "kernel": subject.name, "case": f"{launch.function.__name__} for {target}"})
             built = compile_for(launch, target)
-            _say(answers, {"compiled": {**asdict(built), "launcher": subject.name}, "order": order})
+            _say(answers, {"compiled": {**to_builtins(built), "launcher": subject.name}, "order": order})
 
 
 def _prove(request: dict[str, Any], answers: TextIO) -> None:
@@ -228,7 +229,7 @@ def _prove(request: dict[str, Any], answers: TextIO) -> None:
         )
         seconds = sum(each.seconds for each in tried)
         proof = Proof(kernel.name, contract.name, kernel.fault, caught, len(tried), seconds)
-        _say(answers, {"proof": asdict(proof), "order": order})
+        _say(answers, {"proof": to_builtins(proof), "order": order})
 
 
 def _say(answers: TextIO, message: dict[str, Any]) -> None:

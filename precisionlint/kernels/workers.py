@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 AT_ONCE = 2
 """Workers of a shared run, at most: a process that interprets keeps one core busy and some 400 MiB."""
@@ -30,8 +31,7 @@ _AT_MOST = 5.0
 """Seconds that are waited for the end of a worker that was killed: what it started itself may hold its output open."""
 
 
-@dataclass
-class _Worker:
+class _Worker(Struct):
     """One of the processes of a run, and the ones that take its place when it dies."""
 
     request: Mapping[str, Any]

@@ -2,7 +2,8 @@
 
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from precisionlint import documents, suppress
 from precisionlint.findings import Place
@@ -13,8 +14,7 @@ LEAD = 40
 """How many characters before the marked span stay when a line is cut."""
 
 
-@dataclass(frozen=True)
-class Excerpt:
+class Excerpt(Struct, frozen=True):
     """The line as it is shown, and the span of it to mark, counted in the terminal's cells."""
 
     text: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec import to_builtins
 
 from precisionlint.findings import Finding, Report, Suppressed
 
@@ -27,8 +28,8 @@ def render_jsonl(report: Report, style: Style) -> Iterator[str]:
     for each in report.suppressed:
         yield json.dumps({"kind": "suppressed", **suppressed_dict(each)})
     for error in report.errors:
-        yield json.dumps({"kind": "error", **asdict(error)})
-    yield json.dumps({"kind": "coverage", "schema": SCHEMA, **asdict(report.coverage)})
+        yield json.dumps({"kind": "error", **to_builtins(error)})
+    yield json.dumps({"kind": "coverage", "schema": SCHEMA, **to_builtins(report.coverage)})
 
 
 def dumps(report: Report) -> str:
@@ -39,8 +40,8 @@ def dumps(report: Report) -> str:
             "findings": [finding_dict(finding, fix_dict(report, finding)) for finding in report.findings],
             "suppressed": [suppressed_dict(each) for each in report.suppressed],
             "stale": list(report.stale),
-            "errors": [asdict(error) for error in report.errors],
-            "coverage": asdict(report.coverage),
+            "errors": [to_builtins(error) for error in report.errors],
+            "coverage": to_builtins(report.coverage),
         },
         indent=2,
     )
@@ -81,7 +82,7 @@ def finding_dict(finding: Finding, fix: dict[str, Any] | None = None) -> dict[st
         "confidence": finding.confidence,
         "message": finding.message,
         "when": finding.when,
-        **asdict(finding.place),
+        **to_builtins(finding.place),
         "trace": [
             {"path": step.place.path, "line": step.place.line, "cell": step.place.cell, "message": step.message}
             for step in finding.trace

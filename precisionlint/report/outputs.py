@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import import_module
+
+from msgspec import Struct
 
 from precisionlint.findings import Finding, Report
 from precisionlint.report.excerpt import Sources
@@ -27,8 +28,7 @@ FORMATS = {
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(Struct, frozen=True):
     """How much is told, and whether in colours; forms for programs tell everything, always."""
 
     color: bool = False

@@ -5,8 +5,9 @@ It knows `kernels.outcome` and what findings look like, not how anything was ver
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import TextIO
+
+from msgspec import to_builtins
 
 from precisionlint.kernels.outcome import Compiled, Measured, Outcome, Proofs, Tried, Verification
 
@@ -58,7 +59,7 @@ def render_proofs(proofs: Proofs) -> Iterator[str]:
 
 def dumps(result: Verification | Proofs) -> str:
     """A verification, or that of the verifier, as one JSON object in ASCII."""
-    return json.dumps({"schema": SCHEMA, "rule": RULE, **asdict(result)}, indent=2)
+    return json.dumps({"schema": SCHEMA, "rule": RULE, **to_builtins(result)}, indent=2)
 
 
 def progress_line(stream: TextIO) -> Callable[[str, str], None]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
+
+from msgspec import field
+from msgspec.structs import replace
 
 from precisionlint.catalogue import folder
+from precisionlint.records import Record
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -18,9 +21,10 @@ USUAL = {"torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "optim"
 """What these names stand for where a star import brings them in from a file that is not read."""
 
 
-@dataclass(frozen=True)
-class Apis:
+class Apis(Record, frozen=True, eq=False):
     """The table, arranged for look-ups by canonical name."""
+
+    aside: ClassVar[tuple[str, ...]] = ("kinds",)
 
     aliases: dict[str, str]
     scalers: frozenset[str]
@@ -46,7 +50,7 @@ class Apis:
     engine_arguments: tuple[str, ...]
     own: dict[str, str] = field(default_factory=dict)
     """Names that the settings say of what they act as: the name of this table that does the same."""
-    kinds: dict[str, str] = field(default_factory=dict, compare=False)
+    kinds: dict[str, str] = field(default_factory=dict)
 
     def known(self) -> list[str]:
         """Every class and function whose contract stands here."""

@@ -7,8 +7,9 @@ scales, comparisons as conditions.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from precisionlint.source import program as p
 from precisionlint.source.objects import (

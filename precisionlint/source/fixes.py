@@ -13,8 +13,9 @@ import re
 import tokenize
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from precisionlint.findings import Finding, Fix, Place, Replacement
 
@@ -27,8 +28,7 @@ class NoFixError(Exception):
     """A fix that cannot be made where the finding stands; the text says why."""
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(Struct, frozen=True):
     """The text of a Python file, and what its bytes need besides. Lines count as Python counts them."""
 
     text: str

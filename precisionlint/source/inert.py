@@ -8,8 +8,9 @@ could reach either, and leaves neither a loop nor a function; and if what it ass
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from precisionlint.source import program as p
 from precisionlint.source.blur import WORD, is_kept, plain
@@ -30,8 +31,7 @@ LEAVES = (p.Return, p.Break, p.Continue, p.Yield)
 DECLARES = (p.Define, p.DefineClass, p.Import, p.Outer, p.Delete, p.With, p.Try)
 
 
-@dataclass(frozen=True)
-class Inert:
+class Inert(Struct, frozen=True):
     """What a branch that is passed over assigns, what it hands to calls, and all that it mentions."""
 
     targets: tuple[p.Name | p.Attr, ...]

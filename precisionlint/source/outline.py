@@ -9,9 +9,10 @@ import ast
 import re
 from bisect import bisect
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import accumulate
 from sys import intern
+
+from msgspec import Struct
 
 from precisionlint.source.marks import GUARDED, STRONG, TRIGGER
 from precisionlint.source.parsing import BLOCKS, DEFINITIONS, lines_spanned, statements
@@ -47,8 +48,7 @@ class Definition:
         return self._marks[kind]
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(Struct, frozen=True):
     """A name of another module: ``name`` is None where the module itself is meant."""
 
     module: str

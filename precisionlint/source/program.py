@@ -9,8 +9,9 @@ its place, and what tells it from every other.
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from msgspec import Struct
 
 FunctionNode: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda"
 
@@ -18,76 +19,64 @@ Slot = str | int
 """A local variable: a name of the program, or the number of a temporary."""
 
 
-@dataclass(slots=True, eq=False)
-class Const:
+class Const(Struct, eq=False):
     value: Any
 
 
-@dataclass(slots=True, eq=False)
-class Name:
+class Name(Struct, eq=False):
     slot: Slot
 
 
-@dataclass(slots=True, eq=False)
-class Attr:
+class Attr(Struct, eq=False):
     obj: Expr
     name: str
     at: Any = None
 
 
-@dataclass(slots=True, eq=False)
-class Index:
+class Index(Struct, eq=False):
     obj: Expr
     key: Expr
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
+class Sequence(Struct, eq=False):
     kind: str  # "tuple", "list" or "set"
     items: tuple[Expr, ...]
     at: Any
 
 
-@dataclass(slots=True, eq=False)
-class Mapping:
+class Mapping(Struct, eq=False):
     items: tuple[tuple[Expr | None, Expr], ...]  # a key of None: ** of the value
     at: Any
 
 
-@dataclass(slots=True, eq=False)
-class Star:
+class Star(Struct, eq=False):
     value: Expr
 
 
-@dataclass(slots=True, eq=False)
-class Binary:
+class Binary(Struct, eq=False):
     op: str
     left: Expr
     right: Expr
 
 
-@dataclass(slots=True, eq=False)
-class Unary:
+class Unary(Struct, eq=False):
     op: str
     value: Expr
 
 
-@dataclass(slots=True, eq=False)
-class Compare:
+class Compare(Struct, eq=False):
     op: str
     left: Expr
     right: Expr
 
 
-@dataclass(slots=True, eq=False)
-class Closure:
+class Closure(Struct, eq=False):
     """A function where it is written: a lambda, or the value of a ``def``."""
 
     function: Function
 
 
-@dataclass(slots=True, eq=False)
-class Opaque:
+class Opaque(Struct, eq=False):
     """Something whose value is of no interest, made of these parts (an f-string, a slice)."""
 
     parts: tuple[Expr, ...]
@@ -97,16 +86,14 @@ class Opaque:
 Expr = Const | Name | Attr | Index | Sequence | Mapping | Star | Binary | Unary | Compare | Closure | Opaque
 
 
-@dataclass(slots=True, eq=False)
-class Param:
+class Param(Struct, eq=False):
     name: str
     default: Expr | None
     kind: str  # "plain", "keyword", "*" or "**"
     annotation: Expr | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Function:
+class Function(Struct, eq=False):
     """A function whose body is lowered when it is first entered."""
 
     name: str
@@ -120,8 +107,7 @@ class Function:
     captured: frozenset[str] = frozenset()
 
 
-@dataclass(slots=True, eq=False)
-class ClassDef:
+class ClassDef(Struct, eq=False):
     name: str
     bases: tuple[Expr, ...]
     decorators: tuple[Expr, ...]
@@ -130,14 +116,12 @@ class ClassDef:
     methods: tuple[Function, ...] = ()
 
 
-@dataclass(slots=True, eq=False)
-class Block:
+class Block(Struct, eq=False):
     code: list[Instr]
     kills: list[tuple[Slot, ...]] | None = None  # the slots that are dead after each instruction
 
 
-@dataclass(slots=True, eq=False)
-class Call:
+class Call(Struct, eq=False):
     target: int
     func: Expr
     args: tuple[tuple[str | None, Expr], ...]  # keyword, None, "*" or "**"
@@ -145,8 +129,7 @@ class Call:
     name: str = ""  # what its result is assigned to, for messages
 
 
-@dataclass(slots=True, eq=False)
-class Assign:
+class Assign(Struct, eq=False):
     target: Expr  # Name, Attr, Index, Sequence of those, or Star
     value: Expr
     at: Any
@@ -154,13 +137,11 @@ class Assign:
     op: str = ""  # of an augmented assignment
 
 
-@dataclass(slots=True, eq=False)
-class Delete:
+class Delete(Struct, eq=False):
     target: Expr
 
 
-@dataclass(slots=True, eq=False)
-class If:
+class If(Struct, eq=False):
     test: Expr
     then: Block
     other: Block
@@ -170,8 +151,7 @@ class If:
     filter: bool = False  # of a comprehension: what does not pass is not collected, and nothing else happens
 
 
-@dataclass(slots=True, eq=False)
-class For:
+class For(Struct, eq=False):
     target: Expr
     iter: Expr
     body: Block
@@ -180,8 +160,7 @@ class For:
     comprehension: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class While:
+class While(Struct, eq=False):
     head: Block
     test: Expr
     body: Block
@@ -189,54 +168,45 @@ class While:
     at: Any
 
 
-@dataclass(slots=True, eq=False)
-class With:
+class With(Struct, eq=False):
     context: Expr
     target: Expr | None
     body: Block
     at: Any
 
 
-@dataclass(slots=True, eq=False)
-class Try:
+class Try(Struct, eq=False):
     body: Block
     handlers: tuple[Block, ...]
     other: Block
     final: Block
 
 
-@dataclass(slots=True, eq=False)
-class Return:
+class Return(Struct, eq=False):
     value: Expr
 
 
-@dataclass(slots=True, eq=False)
-class Raise:
+class Raise(Struct, eq=False):
     pass
 
 
-@dataclass(slots=True, eq=False)
-class Break:
+class Break(Struct, eq=False):
     pass
 
 
-@dataclass(slots=True, eq=False)
-class Continue:
+class Continue(Struct, eq=False):
     pass
 
 
-@dataclass(slots=True, eq=False)
-class Define:
+class Define(Struct, eq=False):
     function: Function
 
 
-@dataclass(slots=True, eq=False)
-class DefineClass:
+class DefineClass(Struct, eq=False):
     cls: ClassDef
 
 
-@dataclass(slots=True, eq=False)
-class Import:
+class Import(Struct, eq=False):
     """``import a.b`` (name None, alias None: binds ``a``), ``import a.b as c``, ``from .a import b as c`` (name "b")."""
 
     module: str
@@ -245,23 +215,20 @@ class Import:
     alias: str | None
 
 
-@dataclass(slots=True, eq=False)
-class Outer:
+class Outer(Struct, eq=False):
     """``global`` or ``nonlocal`` names."""
 
     names: tuple[str, ...]
     kind: str
 
 
-@dataclass(slots=True, eq=False)
-class Yield:
+class Yield(Struct, eq=False):
     target: int
     value: Expr
     at: Any
 
 
-@dataclass(slots=True, eq=False)
-class Begin:
+class Begin(Struct, eq=False):
     """An empty list in a temporary: what a comprehension collects into."""
 
     target: int
@@ -269,8 +236,7 @@ class Begin:
     at: Any
 
 
-@dataclass(slots=True, eq=False)
-class Collect:
+class Collect(Struct, eq=False):
     target: int
     value: Expr
     key: Expr | None = None

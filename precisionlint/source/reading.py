@@ -8,9 +8,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from precisionlint.checks import Evidence, Hit, Judge
 from precisionlint.checks.base import FROZEN, meets
@@ -40,16 +42,14 @@ STEPS = re.compile(rf"\.(?:{'|'.join(sorted(STEPPING))})\(")
 """What a method calls that steps by itself, and does not only speak of it."""
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """What reading one file gave."""
 
     hits: tuple[Hit, ...]
     coverage: Coverage
 
 
-@dataclass(frozen=True)
-class Reader:
+class Reader(Struct, frozen=True):
     """The roots of one file, run one after the other."""
 
     it: Interpreter

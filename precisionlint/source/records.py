@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from precisionlint.events import Adopted, Copied, Event, Owns, Weights, WeightsTake, covers, moved, overlap
 from precisionlint.source import program as p
@@ -30,8 +31,7 @@ HALF = {"float16": "fp16", "bfloat16": "bf16"}
 Args = tuple[tuple[str | None, Value], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
+class Where(Struct, frozen=True):
     """A place in the source: a node of a module's tree, and the calls that led there, outermost first."""
 
     module: ProjectModule
@@ -39,8 +39,7 @@ class Where:
     stack: tuple[tuple[ProjectModule, Any], ...]
 
 
-@dataclass(slots=True)
-class FrameInfo:
+class FrameInfo(Struct):
     """A scope: its module, the scope around it, and the names that it takes from elsewhere."""
 
     module: ProjectModule
@@ -50,16 +49,14 @@ class FrameInfo:
     outer: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class Paths:
+class Paths(Struct):
     """How the paths through a block end: they fall through, or leave it."""
 
     states: list[State]
     exits: list[tuple[str, State, Value]]
 
 
-@dataclass
-class Recipe:
+class Recipe(Struct):
     """How the programs of a file train, as far as it was seen.
 
     ``halves``: weights that took fp16 or bf16; ``stepped``: those of each optimizer, None where they are unknown;
@@ -106,8 +103,7 @@ class Recipe:
         return known or (None in self.stepped and not covers(self.copies, weights))
 
 
-@dataclass
-class Coverage:
+class Coverage(Struct):
     """What reading came across."""
 
     programs: int = 0

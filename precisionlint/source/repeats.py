@@ -6,8 +6,9 @@ it and gave back plain values, the same call with equal arguments, from a state 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from precisionlint.source import program as p
 from precisionlint.source.blur import plain, words_of
@@ -20,16 +21,14 @@ if TYPE_CHECKING:
     from precisionlint.source.records import Args
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """One way out of a call: its value, and what the path has decided on the way, with what it knew of that before."""
 
     value: Value
     decided: dict[Sym, tuple[Fact, Fact]]
 
 
-@dataclass(frozen=True)
-class Before:
+class Before(Struct, frozen=True):
     """A call about to be followed: what it is known by, and what stood."""
 
     key: Any

@@ -10,9 +10,10 @@ import math
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -42,8 +43,7 @@ LAST: dict[Version, Version] = {(3, 6): (1, 10, 2), (3, 7): (1, 13, 1), (3, 8): 
 """Python -> the first and the last torch that PyPI has wheels for."""
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(Struct, frozen=True):
     """The oldest and the newest torch that a project runs with, both included; None where nothing says so."""
 
     oldest: Version | None = None

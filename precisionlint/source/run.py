@@ -10,10 +10,11 @@ import ast
 import os
 import re
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from precisionlint import catalogue
 from precisionlint.checks import Hit, Judge, all_rules

@@ -7,17 +7,17 @@ condition decided, and decided it oppositely, stand for all paths once that deci
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+
+from msgspec import Struct
 
 from precisionlint.events import Region
 from precisionlint.source.program import Slot
 from precisionlint.source.values import NONE, Cond, Const, External, Obj, Sym, Value
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(Struct, frozen=True):
     """What a path has decided about a symbol. ``ne`` are the constants that it is known to differ from."""
 
     truth: bool | None = None

@@ -6,19 +6,21 @@ are known. Symbols are interned, so that the same access path on the same unknow
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from precisionlint.events import Named, Region, Weights
+from precisionlint.records import Record
 
 if TYPE_CHECKING:
     from precisionlint.source import program as p
     from precisionlint.source.project import ProjectModule
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(Record, frozen=True, eq=False):
     """What went into a value that matters for precision.
 
     ``scaled``: the scaler whose scale the value carries, ``UNSURE`` where it may carry one, or None.
@@ -26,10 +28,12 @@ class Flow:
     ``factor``: ``"scale"`` or ``"1/scale"`` for a number that is the scale of ``scaler`` itself, not a loss that carries it.
     """
 
+    aside: ClassVar[tuple[str, ...]] = ("scaled_at",)
+
     scaled: Named | str | None = None
     region: Region | str | None = None
     factor: str = ""
-    scaled_at: Any = field(default=None, compare=False)
+    scaled_at: Any = None
 
 
 UNSURE = "?"
@@ -67,8 +71,7 @@ class Sym:
         return f"<{self.text}>"
 
 
-@dataclass(frozen=True, slots=True)
-class Const:
+class Const(Struct, frozen=True):
     """A Python constant; ``kind`` keeps ``1``, ``1.0`` and ``True`` apart."""
 
     value: Any
@@ -85,8 +88,7 @@ def const(value: Any) -> Const:
 NONE, TRUE, FALSE = const(None), const(True), const(False)
 
 
-@dataclass(frozen=True, slots=True)
-class Cond:
+class Cond(Struct, frozen=True):
     """The truth of a statement about a symbol: ``truth``, ``none`` or ``eq`` (to a constant)."""
 
     sym: Sym
@@ -107,8 +109,7 @@ class Cond:
         return f"{self.sym.text} {'==' if self.positive else '!='} {constant}"
 
 
-@dataclass(frozen=True, slots=True)
-class External:
+class External(Struct, frozen=True):
     """A name of an outside API, canonical (``torch.amp.GradScaler``, ``torch.float16``). ``benign``: a name of the project's own
     whose file holds nothing that touches precision."""
 
@@ -119,16 +120,15 @@ class External:
         return hash(self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class Obj:
+class Obj(Struct, frozen=True):
     """An object made at ``site`` in a run: an instance of a class (outside or the project's), a list or a dict."""
 
     site: Any
     cls: Value
-    digest: int = field(init=False, repr=False, compare=False)
+    digest: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", hash((self.site, self.cls)))
+        force_setattr(self, "digest", hash((self.site, self.cls)))
 
     def __hash__(self) -> int:
         return self.digest
@@ -137,8 +137,7 @@ class Obj:
         return f"Obj({self.cls})"
 
 
-@dataclass(frozen=True, slots=True)
-class Func:
+class Func(Struct, frozen=True):
     """A function of the project, over the frame that it was defined in, bound to ``receiver`` if it is a method."""
 
     function: p.Function
@@ -146,26 +145,25 @@ class Func:
     frame: int
     receiver: Value | None = None
     owner: Class | None = None
-    digest: int = field(init=False, repr=False, compare=False)
+    digest: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", hash((id(self.function), self.frame, self.receiver)))
+        force_setattr(self, "digest", hash((id(self.function), self.frame, self.receiver)))
 
     def __hash__(self) -> int:
         return self.digest
 
 
-@dataclass(frozen=True, slots=True)
-class Class:
+class Class(Struct, frozen=True):
     """A class of the project; its attributes and bases live in the heap."""
 
     cls: p.ClassDef
     module: ProjectModule
     frame: int
-    digest: int = field(init=False, repr=False, compare=False)
+    digest: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", hash((id(self.cls), self.frame)))
+        force_setattr(self, "digest", hash((id(self.cls), self.frame)))
 
     def __hash__(self) -> int:
         return self.digest
@@ -174,38 +172,33 @@ class Class:
         return f"Class({self.cls.name})"
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
+class Method(Struct, frozen=True):
     """A method of something outside the project, not called yet."""
 
     receiver: Value
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Super:
+class Super(Struct, frozen=True):
     """``super()`` inside a method of ``owner``."""
 
     receiver: Value
     owner: Class
 
 
-@dataclass(frozen=True, slots=True)
-class Tup:
+class Tup(Struct, frozen=True):
     """A tuple (or another sequence that nothing changes)."""
 
     items: tuple[Value, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Many:
+class Many(Struct, frozen=True):
     """A sequence of unknown length whose elements are all alike."""
 
     element: Value
 
 
-@dataclass(frozen=True, slots=True)
-class Tensors:
+class Tensors(Struct, frozen=True):
     """Parameters (``"params"``, ``"param"``), or their gradients (``"grad"``). ``part``: not all of the weights named."""
 
     kind: str
@@ -214,14 +207,12 @@ class Tensors:
     flow: Flow = PLAIN
 
 
-@dataclass(frozen=True, slots=True)
-class Partial:
+class Partial(Struct, frozen=True):
     func: Value
     args: tuple[tuple[str | None, Value], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Manager:
+class Manager(Struct, frozen=True):
     """A context manager made by a generator function of the project, not entered yet."""
 
     func: Func
@@ -229,16 +220,14 @@ class Manager:
     site: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(Struct, frozen=True):
     """What a loop runs over, seen through ``enumerate``, ``zip``, ``items``, ``values`` or a plain wrapper (``same``)."""
 
     kind: str
     parts: tuple[Value, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(Struct, frozen=True):
     """A name imported from another file of the project, which is read when the name is first used."""
 
     path: Path
@@ -246,8 +235,7 @@ class Pending:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleRef:
+class ModuleRef(Struct, frozen=True):
     """A module of the project."""
 
     module: ProjectModule

@@ -1,7 +1,7 @@
 """What ``check`` reads beside training programs: subjects of their own, each with a small reader and its own checks.
 
 A subject is a line of ``SUBJECTS`` and a module with one function, ``read(file) -> Iterable[Event]``. It gives facts, which are events:
-frozen dataclasses whose ``at`` is a ``findings.Place``. The rules that listen to them are functions in ``precisionlint.checks`` like any
+frozen records whose ``at`` is a ``findings.Place``. The rules that listen to them are functions in ``precisionlint.checks`` like any
 other, and never see the file. ``words`` is the screen: a file is parsed only if it holds one word of each group.
 
 A reader raises ``UnreadableError`` for a file that it cannot parse; whatever else it raises is told as a fault of ours, and the
@@ -14,10 +14,11 @@ import ast
 import importlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
+
+from msgspec import Struct
 
 from precisionlint import documents
 from precisionlint.findings import Place
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     from precisionlint.source.project import Project
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """``module`` is imported when a file passes the screen, and not before."""
 
     module: str

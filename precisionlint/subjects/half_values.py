@@ -9,8 +9,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from precisionlint.events import Event
 from precisionlint.facts import HeldTo, ToNumpy
@@ -65,8 +67,7 @@ DEFAULTS = {
 """(rtol, atol) where they are not given; torch.testing.assert_close chooses by dtype, and asks for both or none."""
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(Struct, frozen=True):
     """``dtype``: ``"bf16"``, ``"fp16"`` or ``"fp32"``; ``computed``: the half in which it was computed, also where it was widened since;
     ``op``: what computed it, nothing for an input; ``parameter``: the test's parameter that decides."""
 
@@ -78,8 +79,7 @@ class Tensor:
     guess: bool = False
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """``result - reference``, or its size: the ``mean`` or the ``most`` of it, ``relative`` to something."""
 
     left: Tensor

@@ -11,9 +11,11 @@ import ast
 import bisect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from precisionlint.events import Event
 from precisionlint.facts import HalfParams, HalfSum, RoundedProduct
@@ -45,8 +47,7 @@ FEW = 4
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(Struct, frozen=True):
     """What a name holds: ``kind`` ``"array"``, ``"sum"`` (a half array that begins empty), ``"product"``, ``"module"``, ``"params"`` or
     ``"optimizer"``; ``dtype`` a half where that is known; ``at`` where it took that dtype; ``text`` how, or what op."""
 

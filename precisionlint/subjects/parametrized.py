@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from precisionlint.recipes import HALVES
 from precisionlint.subjects.names import Names
@@ -15,16 +16,14 @@ RUNS = 6
 FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """``halves``: parameter -> ``"bf16"`` or ``"fp16"``; ``values``: parameter -> what is written for it, for those of the same row."""
 
     halves: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, ast.expr] = field(default_factory=dict)
 
 
-@dataclass
-class Choices:
+class Choices(Struct):
     """What a run decides of the expressions in it. ``written``: what stands for a name, of the run or of the file."""
 
     names: Names

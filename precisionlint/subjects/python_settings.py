@@ -10,7 +10,8 @@ import ast
 import re
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from precisionlint.recipes import UNKNOWN, Recipe, Setting
 from precisionlint.subjects import File, deepspeed, megatron

@@ -10,10 +10,10 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from msgspec import Struct
 
 from precisionlint.findings import Place
 from precisionlint.recipes import UNKNOWN, Setting
@@ -28,24 +28,21 @@ JSON_PART = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|\t', re.DOTALL)
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]..")
 
 
-@dataclass(frozen=True, eq=False)
-class Scalar:
+class Scalar(Struct, frozen=True, eq=False):
     """A string, number, bool, None, or ``UNKNOWN``."""
 
     value: Any
     at: Place
 
 
-@dataclass(frozen=True, eq=False)
-class Items:
+class Items(Struct, frozen=True, eq=False):
     """A list."""
 
     items: tuple[Node, ...]
     at: Place
 
 
-@dataclass(frozen=True, eq=False)
-class Entry:
+class Entry(Struct, frozen=True, eq=False):
     """A key with its value; ``at`` spans both where they share a line, else the key."""
 
     key: str
@@ -53,8 +50,7 @@ class Entry:
     at: Place
 
 
-@dataclass(frozen=True, eq=False)
-class Table:
+class Table(Struct, frozen=True, eq=False):
     """A mapping: entry by key, the last one where a key stands twice. Python source and YAML may fill it from elsewhere: ``open``."""
 
     entries: dict[str, Entry]

@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from precisionlint.events import Event
 from precisionlint.findings import Place
@@ -53,8 +55,7 @@ DEPTH = 6
 """How many helpers deep a kernel is followed."""
 
 
-@dataclass(frozen=True)
-class _Loop:
+class _Loop(Struct, frozen=True):
     """The names that stood before a loop, with their values then, and where each was bound."""
 
     before: Mapping[str, Value]

@@ -11,7 +11,9 @@ import ast
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from precisionlint.kernel_facts import FOLLOWS, Typed
 from precisionlint.subjects import File
@@ -54,8 +56,7 @@ SCALARS = re.compile(r"\b(?:int|float|bool|str|Size|dtype|device|Callable|tuple|
 """Annotations of what is no tensor."""
 
 
-@dataclass
-class _Function:
+class _Function(Struct):
     """``group``: the class that it is a method of, with what that class saves from its forward for its backward; ``returned``: the dtypes
     of what it returns, in order; ``called``: whether the file calls it."""
 
@@ -78,8 +79,7 @@ class _Function:
         } | self.given
 
 
-@dataclass
-class _Saved:
+class _Saved(Struct):
     """What ``ctx.save_for_backward`` keeps."""
 
     tensors: list[Reaching] = field(default_factory=list)

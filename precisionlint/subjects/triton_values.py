@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from precisionlint.findings import Place
 from precisionlint.kernel_facts import FOLLOWS, Typed
@@ -57,8 +59,7 @@ FP8_MAXIMA = frozenset({448.0, 57344.0, 240.0})
 FP8_MAXIMUM = re.compile(r"(fp8|float8|\bf8|e4m3|e5m2)\w*max|max\w*(fp8|float8|f8\b|e4m3|e5m2)", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(Struct, frozen=True):
     """What is known of a value. ``pointer``: the parameter that it is an address in. ``amax``: it is the largest magnitude of some
     numbers, or follows from it and is zero with it; ``scale``: where it was brought over or under a
     constant; ``fp8``: with a maximum of FP8 in it; ``inverse``: infinite where that is zero."""

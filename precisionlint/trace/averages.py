@@ -7,10 +7,10 @@ of a part of the difference. What the update was to be is computed beside it in 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from precisionlint.trace.position import Position
@@ -22,8 +22,7 @@ SLOW = 0.01 + 1e-9
 """Up to which share of the difference an update is one of a slow average; a faster one catches up all the same."""
 
 
-@dataclass(slots=True)
-class Average:
+class Average(Struct):
     """The updates of one line: of elements that were to move, how many did not."""
 
     dtype: torch.dtype
@@ -34,8 +33,7 @@ class Average:
     """Those of them that did not."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decayed:
+class Decayed(Struct, frozen=True):
     """A tensor that holds a decayed average, and that average where it is another tensor."""
 
     rate: float

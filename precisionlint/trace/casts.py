@@ -7,10 +7,10 @@ writes past the dispatcher are unseen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from msgspec import Struct, field
 from torch import Tensor
 
 from precisionlint.trace.recorder import Call, Watcher
@@ -24,8 +24,7 @@ View = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Offset, shape and strides."""
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(Struct):
     """The casts of one line from one dtype to another."""
 
     count: int = 0
@@ -34,8 +33,7 @@ class Tally:
     back: int = 0
 
 
-@dataclass(slots=True)
-class Seen:
+class Seen(Struct):
     """A view of a storage, unchanged since it was met."""
 
     version: int

@@ -8,10 +8,10 @@ the origins of its chain.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from msgspec import Struct, field
 from torch import Tensor
 
 from precisionlint.findings import Place
@@ -30,8 +30,7 @@ Station = tuple[int, str]
 """An origin, and what happened there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """A fault that was measured. ``origin`` is where it stands, ``trace`` what led there; ``training``: only in a step
     with a backward.
     """
@@ -47,16 +46,14 @@ class Fault:
     """Where the autocast region is entered that it is about."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tag:
+class Tag(Struct, frozen=True):
     """What a storage holds, and the stations that made it so."""
 
     kind: str
     stations: tuple[Station, ...]
 
 
-@dataclass(slots=True)
-class Copy:
+class Copy(Struct):
     """A half copy of a weight that autocast's cache may hand out again."""
 
     weight: Tensor
@@ -64,8 +61,7 @@ class Copy:
     origin: int
 
 
-@dataclass(slots=True)
-class Dataflow:
+class Dataflow(Struct):
     """The tags and faults of one window."""
 
     position: Position

@@ -4,8 +4,9 @@ it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from precisionlint.events import Region
 
@@ -16,8 +17,7 @@ Phase = Literal["forward", "backward", "recompute", "optimizer", "clip", "unscal
 """What an op was run for. ``update``: of a scaler; ``other``: under no_grad and outside every module (EMA, logging)."""
 
 
-@dataclass(slots=True)
-class Position:
+class Position(Struct):
     """The state of one window."""
 
     modules: list[int] = field(default_factory=list)

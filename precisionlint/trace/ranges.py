@@ -7,11 +7,11 @@ rounded to 0 shows as zeros alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from math import log2
 from typing import Any
 
 import torch
+from msgspec import Struct, field
 from torch import Tensor
 
 from precisionlint.audit_report import GradientRange, RangeRecord
@@ -24,8 +24,7 @@ SAMPLE = 2**18
 """How many elements of one gradient are looked at, at most."""
 
 
-@dataclass(slots=True)
-class Ranges:
+class Ranges(Struct):
     """The histogram of one window: of each exponent of fp32 (field value), how many elements have it."""
 
     counts: Tensor = field(default_factory=lambda: torch.zeros(256, dtype=torch.int64))

@@ -11,12 +11,13 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 
 from precisionlint.audit_report import AuditReport
 from precisionlint.findings import Finding, Place
@@ -37,8 +38,7 @@ Digest = Mapping[str, str]
 """What of a rank is compared: a setting, or a phase, module and op, and what it was there."""
 
 
-@dataclass(frozen=True)
-class Ranks:
+class Ranks(Struct, frozen=True):
     """One rank's view of the others, for one window."""
 
     store: Any

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sized
-from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.nn import Parameter
@@ -41,8 +41,7 @@ GradientWatcher = Callable[[Any, tuple[Any, ...], dict[str, Any]], "Phase | None
 Watcher = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, "Call"], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """What an op belongs to: a module's number, and the user's code with the offset of the call in it."""
 
     module: int
@@ -50,8 +49,7 @@ class Origin:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """What a watcher is told of an op that it asked for."""
 
     phase: Phase
@@ -59,16 +57,14 @@ class Call:
     parameter: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(Struct, frozen=True):
     """A kernel that was launched past the dispatcher, in the place of an op."""
 
     name: str
     namespace: str
 
 
-@dataclass(slots=True)
-class Cell:
+class Cell(Struct):
     """How often something happened, and how many floating point operations that took."""
 
     count: int = 0

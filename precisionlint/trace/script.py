@@ -16,12 +16,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, TypeVar
 
 import torch
+from msgspec import Struct
+from msgspec.structs import fields, replace
 from torch import nn
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
@@ -48,8 +49,7 @@ class Stopped(BaseException):
     """Ends the script once its step was audited."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What became of the script. ``report`` is None where its step never came; ``ended`` says how it ended, ``failed``
     whether badly.
     """
@@ -359,7 +359,7 @@ def rebased(value: T, folder: str) -> T:
         return replace(value, path=shown_path(os.path.normpath(os.path.join(folder, value.path))))
     if isinstance(value, tuple):
         return tuple(rebased(each, folder) for each in value)  # type: ignore[return-value]
-    if is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, Struct):
         return replace(value, **{each.name: rebased(getattr(value, each.name), folder) for each in fields(value)})
     return value
 

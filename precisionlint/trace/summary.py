@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
+from msgspec import Struct
 
 from precisionlint import policy
 from precisionlint.audit_report import (
@@ -62,8 +62,7 @@ logsumexp, std and var do not, nor does any op of the models in the tests.
 """
 
 
-@dataclass(frozen=True)
-class Measures:
+class Measures(Struct, frozen=True):
     """What a window holds in the end."""
 
     recorder: Recorder

@@ -6,10 +6,10 @@ one of an earlier step, or where it was written before the window and nothing in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from precisionlint.trace.dataflow import HALF
@@ -36,8 +36,7 @@ MAKERS = frozenset(
 RESETS = frozenset({"zero_", "fill_", "copy_"})
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Struct, frozen=True):
     """The last addition to a sum: the line, how many steps had been made before it, and whether it is known to run on."""
 
     origin: int

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from msgspec import Struct, field
 from torch import Tensor
 
 from precisionlint.formats import FP16
@@ -15,8 +15,7 @@ from precisionlint.trace.recorder import Call, Watcher
 WIDER = (torch.float32, torch.bfloat16)
 
 
-@dataclass(slots=True)
-class Cast:
+class Cast(Struct):
     """The casts of gradients to fp16 that belong to one line: what became 0 there."""
 
     ranges: Ranges = field(default_factory=Ranges)
@@ -60,8 +59,7 @@ class Underflow:
         cast.sums = cast.sums + torch.stack([size.sum(), size[gone].sum()]).double()
 
 
-@dataclass(frozen=True, slots=True)
-class Epsilon:
+class Epsilon(Struct, frozen=True):
     """An Adam whose eps is 0 in the dtype of its second moments."""
 
     eps: float

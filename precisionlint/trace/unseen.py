@@ -7,9 +7,9 @@ sees (Triton, an extension, numpy), or by nothing. Both are named; what such a k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from torch import Tensor
 
 from precisionlint.trace.recorder import Call, Watcher
@@ -20,8 +20,7 @@ SHAPES = frozenset({"zeros_like", "ones_like", "full_like", "rand_like", "randn_
 """Ops that look at the shape of what they are given, and never at its values."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(Struct, frozen=True):
     """A tensor that was made at one origin and read at another, with nothing seen in between."""
 
     made: int

@@ -11,10 +11,10 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from precisionlint.trace.registry import parameters_of
@@ -22,8 +22,7 @@ from precisionlint.trace.registry import parameters_of
 HALF = (torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Struct, frozen=True):
     """The updates of one weight in one step: how many elements were to move, how many did not, how many moved by
     rounding up alone.
     """
@@ -35,8 +34,7 @@ class Lost:
     """Elements that moved although round-to-nearest would have left them: the mark of stochastic rounding."""
 
 
-@dataclass(slots=True)
-class Twin:
+class Twin(Struct):
     """What stands between an optimizer's pre- and post-hook."""
 
     halves: list[Tensor]

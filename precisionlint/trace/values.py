@@ -8,10 +8,10 @@ at.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from precisionlint.trace.recorder import Call, Watcher
@@ -59,8 +59,7 @@ GIVEN = frozenset(
 PHASES = frozenset({"forward", "recompute", "backward", "optimizer"})
 
 
-@dataclass(frozen=True, slots=True)
-class NonFinite:
+class NonFinite(Struct, frozen=True):
     """The first op whose result was not finite although its inputs were."""
 
     op: str

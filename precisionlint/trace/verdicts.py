@@ -8,9 +8,9 @@ the step's order shows by the checks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 
 import torch
+from msgspec.structs import replace
 
 from precisionlint import catalogue
 from precisionlint.audit_report import OpRecord

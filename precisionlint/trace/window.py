@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from precisionlint import catalogue, policy

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 
-@dataclass(frozen=True)
-class Planted:
+
+class Planted(Struct, frozen=True):
     """A launcher, what is wrong with it (empty where nothing is), and the contract that it should keep."""
 
     name: str

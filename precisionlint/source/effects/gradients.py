@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from precisionlint.events import Grads, Known, Named, Setting, WeightsTake, ZeroGrad
 from precisionlint.source import program as p

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from precisionlint.events import Event
 from precisionlint.source.flow import torch_calls
@@ -202,9 +203,9 @@ class Frame:
         if context.op == "region":
             enabled, region = context.ref
             # A region that is on for sure, or off for sure; what is undecided leaves what stood.
-            self.scope = dataclasses.replace(self.scope, region=region if enabled else None, enabled=enabled)
+            self.scope = structs.replace(self.scope, region=region if enabled else None, enabled=enabled)
         elif context.op in ("constructed", "external") and context.name.endswith(("no_grad", "inference_mode")):
-            self.scope = dataclasses.replace(self.scope, grad=False)
+            self.scope = structs.replace(self.scope, grad=False)
 
     def is_state(self, target: ast.expr) -> bool:
         """Whether something outlives the call: an attribute of the object at hand, or an entry of one."""
@@ -515,7 +516,7 @@ class Frame:
     def conditional(self, node: ast.IfExp) -> Value:
         scope = self.scope
         if self.asks_version(node.test, self.expr(node.test)):
-            self.scope = dataclasses.replace(scope, guarded="version")
+            self.scope = structs.replace(scope, guarded="version")
         self.narrow(node.test)
         value = either([self.expr(node.body), self.expr(node.orelse)])
         self.scope = scope

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from precisionlint.findings import Place
 from precisionlint.source.apis import USUAL
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 Environment = dict[str, Value]
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
+class Spot(Struct, frozen=True):
     """A node of a file: a place that is worked out when a finding needs it."""
 
     file: File
@@ -69,8 +69,7 @@ def made(statement: ast.stmt) -> Iterator[str]:
                 yield alias.asname or alias.name.partition(".")[0]
 
 
-@dataclass(eq=False)
-class Source:
+class Source(Struct, eq=False, dict=True):
     """A file of the project and the names of its top level."""
 
     file: File
@@ -90,8 +89,7 @@ class Source:
         return found
 
 
-@dataclass(eq=False, slots=True)
-class Function:
+class Function(Struct, eq=False):
     """A function where it is written: its file, the variables around it, and the class that it is a method of."""
 
     node: FunctionNode
@@ -104,8 +102,7 @@ class Function:
         return "<lambda>" if isinstance(self.node, ast.Lambda) else self.node.name
 
 
-@dataclass(eq=False)
-class Class:
+class Class(Struct, eq=False, dict=True):
     """A class of the project: its methods, what it derives from, and one object that stands for all of its instances."""
 
     node: ast.ClassDef

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from precisionlint.source.apis import USUAL
 from precisionlint.source.flow import definitions
@@ -53,7 +54,7 @@ def if_(frame: Frame, node: ast.If) -> None:
         frame.narrow(node.test)
         test = frame.expr(node.test)
         if frame.asks_version(node.test, test):
-            frame.scope = dataclasses.replace(scope, guarded="version")
+            frame.scope = structs.replace(scope, guarded="version")
         decided = test.op == "constant" and isinstance(test.constant, (bool, type(None))) and frame.depth > 0
         if not decided or test.constant:
             bodies.append(node.body)
@@ -149,7 +150,7 @@ def with_(frame: Frame, node: ast.With | ast.AsyncWith) -> None:
 def try_(frame: Frame, node: Any) -> None:
     scope = frame.scope
     if any(catches(handler.type) for handler in node.handlers) and not scope.guarded:
-        frame.scope = dataclasses.replace(scope, guarded="try")
+        frame.scope = structs.replace(scope, guarded="try")
     branches(frame, node.body + node.orelse, *[handler.body for handler in node.handlers])
     frame.scope = scope
     frame.block(node.finalbody)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from precisionlint.valueflow import BOOL, INT64, NUMBER, UNKNOWN, Dtypes
 
@@ -133,8 +134,7 @@ def calls(function: ast.AST, name: str) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """What a test asks, by its words: for a version or for what a module has, and for the dtypes of which variables and attributes of its
     object."""
 
