@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import os
 import sys
@@ -22,12 +23,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         options = _options(arguments)
+        if arguments is None and options.command == "check" and not options.watch:
+            return _last(options)
         return _write(options.run(options))
     except InputError as error:
         complain(str(error))
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _last(options: argparse.Namespace) -> int:
+    """Runs a command after which the process ends: nothing in it is worth the garbage collector's walks, those of the interpreter's end
+    among them (5 % of a run over one file)."""
+    gc.disable()
+    try:
+        return _write(options.run(options))
+    finally:
+        gc.freeze()
 
 
 class Parser(argparse.ArgumentParser):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from audit_scripts import CLIP_LINE, JSON, TRAINER, Audit, Ran
+from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precisionlint.audit_judging import configuration_names, judge

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
 from audit_cases import batch, net
+from msgspec.structs import replace
 
 import precisionlint
 from precisionlint.audit_report import AuditReport, OpRecord

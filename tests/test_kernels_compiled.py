@@ -1,12 +1,12 @@
 """Compiled code tells what a dot accumulates into, and where; what cannot be told is 'unknown'."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402

@@ -6,11 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from precisionlint import catalogue, cli
 from precisionlint.kernels import contracts
