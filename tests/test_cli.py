@@ -375,6 +375,17 @@ def test_elsewhere_no_progress_is_shown():
     assert stream.getvalue() == ""
 
 
+def test_a_file_that_is_named_and_is_of_no_kind_that_check_reads_is_told(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("scaler.step(optimizer)\n")
+    done = subprocess.run(
+        [*COMMAND, "check", "--no-cache", "notes.txt"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert re.fullmatch(
+        r"precisionlint: notes\.txt is nothing that check reads: its name ends in none of .+\.py.+\n", done.stderr
+    )
+
+
 def test_a_file_that_is_named_is_parsed_even_if_nothing_in_it_trains(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("x = 1\ndef f(:\n", encoding="utf-8")
     (tmp_path / "plain.py").write_text("x = 1\n", encoding="utf-8")

@@ -83,7 +83,7 @@ def test_the_wheel_asks_for_neither_torch_nor_triton_without_an_extra(wheel: Pat
         metadata = archive.read(f"precisionlint-{__version__}.dist-info/METADATA").decode()
     required = re.findall(r"^Requires-Dist: (.+)$", metadata, re.MULTILINE)
     core = {re.split(r"[^\w.-]", each)[0] for each in required if "extra ==" not in each}
-    assert core == {"libcst", "pyyaml", "rich", "tomli"}
+    assert core == {"libcst", "msgspec", "pyyaml", "rich", "tomli"}
     assert set(re.findall(r"^Provides-Extra: (.+)$", metadata, re.MULTILINE)) == {"audit", "lsp", "verify", "test"}
 
 
