@@ -334,7 +334,7 @@ def test_settings_are_shown_as_the_toml_that_gives_them(capsys):
 
 
 def test_every_setting_can_be_written_in_a_file():
-    own = {name.replace("_", "-") for name in Settings.__dataclass_fields__} - {"base", "source"}
+    own = {name.replace("_", "-") for name in Settings.__struct_fields__} - {"base", "source"}
     assert own == set(KEYS)
 
 
