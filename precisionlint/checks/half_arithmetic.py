@@ -432,7 +432,9 @@ def frequencies(value: Value) -> Value | None:
                 s.op in ("pow", "square_pow") and find(s, lambda a: a.op == "arange", limit=12)
                 for s in sources(v.inputs[1])
             )
-        return v.op == "pow" and any(find(i, lambda a: a.op == "arange", limit=8) for i in v.inputs[1:])
+        if v.op != "pow" or number(v.inputs[0]) == 2.0:  # powers of two are exact
+            return False
+        return any(find(i, lambda a: a.op == "arange", limit=8) for i in v.inputs[1:])
 
     return find(value, wanted, lambda v: v.op in ("matmul", "outer", "cos", "sin", "layer", "linear"), 24)
 
@@ -482,7 +484,11 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
                 (Seen(made.at, "the frequencies"),) if made.at is not None else (),
             )
         elif (
-            value.op == "matmul" and "float32" in value.dtypes and event.scope.enabled is None and not event.scope.setup
+            value.op == "matmul"
+            and "float32" in value.dtypes
+            and "float64" not in value.dtypes  # which autocast leaves alone
+            and event.scope.enabled is None
+            and not event.scope.setup
         ):
             yield Hit(
                 "half-rope",

@@ -259,6 +259,8 @@ def normalised_last(value: Value, scope: Scope) -> Iterator[Any]:
         return
     if above is not below and not any(same(a, b) for a in above.inputs for b in below.inputs):
         return
+    if find(above, lambda v: bool(GEOMETRY.search(v.name)), limit=80) is not None:
+        return
     yield hit(
         "scale-after-matmul",
         value,
@@ -268,6 +270,10 @@ def normalised_last(value: Value, scope: Scope) -> Iterator[Any]:
         (TRAINING, Shows("fp16")),
         (Seen(above.at, "the sum over all positions"),),
     )
+
+
+GEOMETRY = re.compile(r"(?:in|ex)trinsic|camera|points|\bw2c|\bc2w|pose\b|homograph", re.I)
+"""What is divided by its depth: points that matrices project, not sums over a sequence."""
 
 
 def matmul_of(value: Value, through: frozenset[str] = SHOWN) -> Value | None:

@@ -200,6 +200,9 @@ class Frame:
         return self.flow.asked(test).version or by_value is not None
 
     def enter(self, context: Value) -> None:
+        regions = [one for one in context.inputs if one.op == "region"] if context.op == "either" else []
+        if regions and all(one.ref[0] is False for one in regions):
+            context = regions[0]  # off wherever it matters
         if context.op == "region":
             enabled, region = context.ref
             # A region that is on for sure, or off for sure; what is undecided leaves what stood.
@@ -234,7 +237,8 @@ class Frame:
                     old = obj.ref.attributes.get(target.attr)
                     known = self.choices > 0 or self.scope.function not in ("__init__", "setup")
                     if value.op == "parameter" and not value.name:
-                        value = Value("parameter", value.inputs, value.dtypes, value.at, target.attr)
+                        dtypes = frozenset({"float32"}) if obj.ref.keeps(target.attr) else value.dtypes
+                        value = Value("parameter", value.inputs, dtypes, value.at, target.attr)
                     obj.ref.attributes[target.attr] = either([old, value]) if known and old is not None else value
                     if isinstance(target.value, ast.Name) and target.value.id == "self":
                         self.names[f"self.{target.attr}"] = value  # until another method may have changed it

@@ -40,7 +40,7 @@ PATTERNS = {
         rb"with [^\n]*autocast\((?![^\n]*['\"]cpu)(?![^\n]*enabled\s*=\s*False)[^\n]*:[ \t]*\n(?:[^\n]*\n){0,8}?[^\n]*(?:loss|criterion|targets?\b)"
     ),
     "half parameters": re.compile(
-        MODEL + rb"(?:\([^()\n]*\))?" + MOVED + rb"\.(?:half\(\)|bfloat16\(\)|to\([^)\n]*(?:float16|bfloat16|torch\.half|dtype))"
+        MODEL + rb"(?:\([^()\n]*\))?" + MOVED + rb"\.(?:half\(\)|bfloat16\(\)|to\([^)\n]*(?:float16|bfloat16|torch\.half|dtype\b))"
         rb"|\btorch_dtype\s*=|set_default_dtype\(\s*(?:torch\.)?b?(?:float16|half)|bf16-true|16-true|\.convert_to_fp16\(\)"
         rb"|Float16Module|FP16_?Optimizer|\bpure_(?:half|bf16|fp16)|\.half\(\)\.cuda\(\)"
     ),

@@ -33,6 +33,8 @@ class Spot(Struct, frozen=True):
 
 
 NOTHING = Value("unknown")
+KEPT = re.compile(r"\b_keep_in_fp32_modules(?:_strict)? = \[([^\]]*)\]")
+WORD = re.compile(r"""["'](\w+)["']""")
 DEPTH = 4
 """How deep calls of the project's own functions are entered."""
 
@@ -77,6 +79,15 @@ class Source(Struct, eq=False, dict=True):
     names: Environment = field(default_factory=dict)
 
     @cached_property
+    def text(self) -> str:
+        return self.file.data.decode(errors="replace")
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """The parts that models of transformers and diffusers keep in fp32, by their names."""
+        return frozenset(name for listed in KEPT.findall(self.text) for name in WORD.findall(listed))
+
+    @cached_property
     def makers(self) -> dict[str, list[ast.stmt]]:
         """Name of the top level -> the statements that make it."""
         found: dict[str, list[ast.stmt]] = {}
@@ -119,8 +130,16 @@ class Class(Struct, eq=False, dict=True):
         if self.method("_apply") is not None:
             return
         for name, value in self.attributes.items():
-            if value.op == "buffer" and not value.dtypes <= (INTEGERS | BOOL):
+            if value.op == "buffer" and not value.dtypes <= (INTEGERS | BOOL) and not self.keeps(name):
                 self.attributes[name] = Value("buffer", value.inputs, WEIGHTS, value.at, value.name)
+
+    def keeps(self, name: str) -> bool:
+        """Whether the file's models keep this parameter or buffer in fp32, whatever dtype they are loaded in: by its name, or by that of
+        the part that this class makes of them."""
+        return any(
+            kept in name or re.search(rf"\bself\.{kept} = {self.node.name}\(", self.source.text)
+            for kept in self.source.kept
+        )
 
     @cached_property
     def lineage(self) -> tuple[Class, ...]:

@@ -70,6 +70,9 @@ def external(frame: Frame, name: str, args: list[Value], options: dict[str, Valu
         return folded_math(last, args) or Value("number", tuple(args), NUMBER, frame.at(node))
     value = Value("constructed", tuple(args), UNKNOWN, frame.at(node), name, options=options)
     frame.tell(Called(value.at, (), value, frame.scope))
+    off = options.get("enabled")
+    if "autocast" in last and off is not None and off.constant is False:  # of a library, by its name
+        return Value("region", (), UNKNOWN, value.at, name, ref=(False, Region("", "", at=value.at)))
     return value
 
 
@@ -357,6 +360,8 @@ def under_autocast(scope: Scope, family: str, dtypes: Dtypes) -> Dtypes:
     if family in (ops.FP32_ON_CPU if region.device == "cpu" else ops.FP32_ON_CUDA):
         return frozenset("float32" if atom in HALF or atom[0] in "~^?" else atom for atom in dtypes)
     if family in (ops.HALF_ON_CPU if region.device == "cpu" else ops.HALF_ON_CUDA):
+        if "float64" in dtypes:  # which it leaves alone
+            return dtypes
         return frozenset({region.dtype or "~autocast"})
     return dtypes
 
