@@ -48,9 +48,10 @@ class Follows(Struct, frozen=True):
 
 
 class Region(Record, frozen=True, eq=False):
-    """An autocast region that is in force: device and dtype are ``""`` where they are unknown."""
+    """An autocast region that is in force: device and dtype are ``""`` where they are unknown. ``setting``: what the program calls a dtype
+    that it is given and asks nothing about."""
 
-    aside: ClassVar[tuple[str, ...]] = ("at", "when")
+    aside: ClassVar[tuple[str, ...]] = ("at", "when", "setting")
 
     device: str
     dtype: str
@@ -58,6 +59,7 @@ class Region(Record, frozen=True, eq=False):
     default_dtype: bool = False
     at: Any = None
     when: tuple[str, ...] = ()
+    setting: str = ""
 
 
 class Event(Struct, frozen=True, eq=False):

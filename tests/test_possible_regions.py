@@ -156,3 +156,40 @@ def test_a_loss_of_probabilities_whose_region_is_a_callers_affair_is_possible(
     assert told(tmp_path, text, "bce-under-autocast") == [("info", "possible")]
     text = HEAD + LOSS.format(name="Scored", base=base, method=method, with_logits="_with_logits")
     assert told(tmp_path, text, "bce-under-autocast") == []
+
+
+GIVEN = """
+def train(model, batches, optimizer, settings):
+    mixed = settings.dtype is not None
+    scaler = torch.amp.GradScaler("cuda", {enabled})
+    for batch in batches:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype={dtype}, enabled=mixed):
+            loss = model(batch)
+            {inside}
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("enabled", "dtype", "many"),
+    [
+        ("enabled=mixed", "settings.dtype", 1),
+        ("init_scale=2.0**12", "settings.dtype", 1),
+        ("enabled=mixed and settings.dtype == torch.float16", "settings.dtype", 0),
+        ("enabled=settings.scale_loss", "settings.dtype", 0),
+        ("enabled=settings.fp16", "settings.dtype", 0),
+        ("enabled=mixed", "torch.float16", 0),
+    ],
+)
+def test_a_scaler_of_whichever_dtype_is_given_is_possible(tmp_path: Path, enabled: str, dtype: str, many: int) -> None:
+    text = HEAD + GIVEN.format(enabled=enabled, dtype=dtype, inside="")
+    assert told(tmp_path, text, "scaler-with-bf16") == [("info", "possible")] * many
+
+
+@pytest.mark.parametrize(("inside", "many"), [("scaler.scale(model(batch)).backward()", 1), ("", 0)])
+def test_a_backward_in_a_region_of_whichever_dtype_is_given_is_possible(tmp_path: Path, inside: str, many: int) -> None:
+    text = HEAD + GIVEN.format(enabled="enabled=mixed", dtype="settings.dtype", inside=inside)
+    assert told(tmp_path, text, "backward-under-autocast") == [("info", "possible")] * many

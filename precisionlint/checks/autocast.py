@@ -109,14 +109,18 @@ FAMILY = Family(Automaton("autocast", Open(), advance, settle, lambda state: len
 @FAMILY.rule("backward-under-autocast", Backward)
 def backward_under_autocast(state: Open, event: Backward) -> Iterator[Any]:
     region = event.open_region
-    if region is None or region.dtype not in HALF:
+    if region is None or region.dtype not in (*HALF, ""):
         return
     yield Hit(
         "backward-under-autocast",
         event.at,
         "backward runs inside the autocast region: its ops already run in their forward's dtypes, and what it runs anew (recomputation, "
         "hooks, double backward) is cast once more; leave the region first",
-        (Seen(region.at, f"{region.dtype} autocast is entered"), Seen(event.at, "backward, still inside", event.when)),
+        (
+            Seen(region.at, f"{region.dtype or region.setting} autocast is entered".lstrip()),
+            Seen(event.at, "backward, still inside", event.when),
+        ),
+        confidence="certain" if region.dtype else "possible",
         unless=(("spans steps", region.at),),
     )
 

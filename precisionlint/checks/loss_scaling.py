@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,7 @@ from precisionlint.events import (
     Known,
     LossScaled,
     Named,
+    Region,
     ScaleRead,
     ScalerMade,
     SchedulerStep,
@@ -344,6 +346,8 @@ def scaler_with_half_weights(ledger: Ledger, event: Grads | Step) -> Iterator[An
 
 @FAMILY.rule("scaler-with-bf16", LossScaled)
 def scaler_with_bf16(ledger: Ledger, event: LossScaled) -> Iterator[Any]:
+    if event.region is not None and event.region.setting:
+        yield from whatever_dtype(ledger, event, event.region)
     if event.region is not None and event.region.dtype == "bfloat16" and event.region.device != "cpu":
         maker = next((m for m in ledger.made if m.scaler == event.scaler), None)
         made = maker.seen if maker is not None else None
@@ -364,6 +368,24 @@ def scaler_with_bf16(ledger: Ledger, event: LossScaled) -> Iterator[Any]:
                 if s
             ),
             fix=switched_off(maker, event) if maker is not None else None,
+        )
+
+
+OF_FP16 = re.compile(r"scal|16|half|dtype [!=]= ", re.I)
+"""What a condition says that may hold for fp16 alone."""
+
+
+def whatever_dtype(ledger: Ledger, event: LossScaled, region: Region) -> Iterator[Hit]:
+    """A scaler that is made whichever half precision the program is given."""
+    maker = next((m for m in ledger.made if m.scaler == event.scaler), None)
+    if maker is not None and not any(OF_FP16.search(label) for label in (*maker.seen.when, *event.when)):
+        yield Hit(
+            "scaler-with-bf16",
+            maker.seen.at,
+            f"'{event.scaler.name}' scales whatever '{region.setting}' is: given bfloat16, the scale protects nothing, while its inf checks "
+            "synchronise each step and can skip steps in silence; make it with enabled=dtype == torch.float16",
+            (maker.seen, Seen(region.at, "autocast in a dtype that is given", region.when)),
+            confidence="possible",
         )
 
 

@@ -54,6 +54,8 @@ NAMED = {"accelerate": re.compile(r"^_?accelerator$"), "fabric": re.compile(r"^_
 """What an engine is called that comes from a caller that is not read."""
 MIXED_FP16 = ("fp16", "16-mixed", "16", 16)
 """What frameworks call fp16 mixed precision."""
+MIXED_BF16: dict[object, str] = {"bf16": "bfloat16", "bf16-mixed": "bfloat16"}
+"""What they call bf16 mixed precision, which needs no scaler."""
 TRUE_HALF = {"bf16-true": "bfloat16", "16-true": "float16"}
 """What lightning calls half precision throughout: the weights are cast, and nothing keeps fp32 copies."""
 SHOWS_FP16 = re.compile(r"fp16|float16|16-mixed|\bhalf\b")
@@ -151,6 +153,21 @@ def backward(it: Interpreter, state: State, instr: p.Call, engine: Value, framew
     return outcome
 
 
+def region(it: Interpreter, state: State, instr: p.Call, engine: Value, framework: str, args: Args) -> Outcome:
+    """``with accelerator.autocast():``: a region of autocast while its mixed precision is on, in the dtype that this names."""
+    outcome: Outcome = []
+    for branch, scales in scaling(it, state, engine, framework, receiver_text(instr)):
+        chosen = attribute(it, branch, engine, PRECISION[framework][1])
+        dtype = "float16" if scales is not None else MIXED_BF16.get(chosen.value) if isinstance(chosen, Const) else None
+        if dtype is None:  # off, or it cannot be told
+            outcome.append((branch, result(it, branch, instr, Method(engine, "autocast"), args)))
+            continue
+        obj = Obj(it.here(branch, instr.at), External("torch.autocast"))
+        branch.heap[obj] = {"dtype": External(f"torch.{dtype}")}
+        outcome.append((branch, obj))
+    return outcome
+
+
 def unscale(it: Interpreter, state: State, instr: p.Call, engine: Value, framework: str, args: Args) -> Outcome:
     """A clip of the engine's own, which unscales first."""
     api = f"{receiver_text(instr)}.{instr.func.name}" if isinstance(instr.func, p.Attr) else framework
@@ -205,6 +222,7 @@ def given_back(it: Interpreter, state: State, instr: p.Call, engine: Value, fram
 
 METHODS: dict[tuple[str, str], Callable[..., Outcome]] = {
     ("accelerate", "backward"): backward,
+    ("accelerate", "autocast"): region,
     ("accelerate", "clip_grad_norm_"): unscale,
     ("accelerate", "clip_grad_value_"): unscale,
     ("accelerate", "unscale_gradients"): unscale,
@@ -212,6 +230,7 @@ METHODS: dict[tuple[str, str], Callable[..., Outcome]] = {
     ("accelerate", "prepare_model"): prepare,
     ("accelerate", "prepare_optimizer"): prepare,
     ("accelerate", "unwrap_model"): given_back,
+    ("fabric", "autocast"): region,
     ("fabric", "backward"): backward,
     ("fabric", "clip_gradients"): unscale,
     ("fabric", "setup"): prepare,

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 
 DTYPE_NAME = re.compile(r"dtype|precision|amp", re.I)
+ASKS_DTYPE = re.compile(
+    r"(?:[=!]=|\bis|\bnot|\bin) *[(\[{]? *(?:torch\.)?['\"]?(?:b?float16|half|bf16|fp16)\b|16['\"]? *(?:[=!]=|\bin\b)"
+)
+"""How a program asks which half precision it computes in."""
 AUTOCAST_NAME = re.compile(r"autocast|(?:^|_)amp(?:_|$)|precision", re.I)
 
 
@@ -86,7 +90,10 @@ def region_from(it: Interpreter, state: State, obj: Value, at: Any) -> Region | 
     if dtype_value == NONE:
         return Region(device, "bfloat16" if device == "cpu" else "float16", cache, True, where)
     dtype = dtype_in(state, dtype_value)
-    return Region(device, dtype or "", cache, False, where, chosen(state))
+    setting = dtype_value.text if isinstance(dtype_value, Sym) and dtype is None else ""
+    if setting and any(ASKS_DTYPE.search(module.text) for module in it.global_frames):
+        setting = ""
+    return Region(device, dtype or "", cache, False, where, chosen(state), setting)
 
 
 def chosen(state: State) -> tuple[str, ...]:
