@@ -1,5 +1,5 @@
-"""Which regions of a step torch.compile runs. Inside them a dispatch mode sees only what is left to libraries, so they
-are to be named.
+"""Which regions of a step torch.compile runs, and which CUDA graphs are replayed. Inside the former a dispatch mode sees
+only what is left to libraries, of the latter nothing, so they are to be named.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ class Compiled:
         """What was called and where, and how often it ran compiled."""
         self.eager: dict[tuple[str, Place | None], int] = {}
         """The same of those that a stance let run uncompiled."""
+        self.replays: dict[Place | None, int] = {}
+        """Where CUDA graphs were replayed, and how often."""
         self._patched = False
 
     def install(self, patches: Patches) -> None:
         """Begins to watch, also what is compiled for the first time within the window."""
         self._patches = patches
         self._watch()
+        patches.replace(torch.cuda.CUDAGraph, "replay", self._replay)
         if not self._patched:
             patches.replace(torch, "compile", self._compile)
 
@@ -48,6 +51,14 @@ class Compiled:
             return made
 
         return compile
+
+    def _replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def replay(graph: Any) -> Any:
+            at = here()
+            self.replays[at] = self.replays.get(at, 0) + 1
+            return original(graph)
+
+        return replay
 
     def _called(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _callback_from_stance(callback: Any) -> Any:

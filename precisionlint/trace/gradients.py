@@ -16,6 +16,7 @@ import torch
 from torch.nn.utils import clip_grad
 
 from precisionlint.events import Event, Grads, Named, ZeroGrad
+from precisionlint.trace.host import number
 from precisionlint.trace.places import frames, here
 from precisionlint.trace.position import Phase
 from precisionlint.trace.registry import Registry, local, storage_number
@@ -146,8 +147,8 @@ class Gradients:
         weights = (
             self.registry.weights(tensors([parameters])) if isinstance(parameters, list | torch.Tensor) else touched
         )
-        threshold = float(variables.get(argument, "inf")) if argument else float("inf")
-        if threshold == float("inf"):
+        threshold = number(variables.get(argument)) if argument else None
+        if threshold is None or threshold == float("inf"):
             self.timeline.emit(Grads(here(), (), weights, "read", name.lstrip("_")))
             return
         factor = "scale" if self._carries_scale(threshold) else ""
@@ -215,17 +216,5 @@ def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def scale_of(scaler: Any) -> float | None:
-    """A scaler's present scale; None before its first use, and for one that is disabled."""
-    scale = getattr(scaler, "_scale", None)
-    return None if scale is None else float(scale)
-
-
-def number(value: Any) -> float | None:
-    """A number, or the one that a tensor of one element holds."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return float(value)
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return float(value)
-    return None
+    """A scaler's present scale; None before its first use, for one that is disabled, and where it cannot be read."""
+    return number(getattr(scaler, "_scale", None))

@@ -38,7 +38,8 @@ from precisionlint.events import (
     ZeroGrad,
 )
 from precisionlint.findings import Place
-from precisionlint.trace.gradients import Gradients, number, scale_of
+from precisionlint.trace.gradients import Gradients, scale_of
+from precisionlint.trace.host import number
 from precisionlint.trace.patches import Patches, subclasses
 from precisionlint.trace.places import heading, here, name_of, users_frame
 from precisionlint.trace.position import Position, Section

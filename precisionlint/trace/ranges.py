@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from msgspec import Struct, field
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from precisionlint.audit_report import GradientRange, RangeRecord
 from precisionlint.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
+from precisionlint.trace.host import has_values
 from precisionlint.trace.registry import local, parameters_of
 
 FORMATS = (FP16, BF16, E4M3FN, E5M2)
@@ -24,10 +26,16 @@ SAMPLE = 2**18
 """How many elements of one gradient are looked at, at most."""
 
 
+def _counts() -> Tensor:
+    """Zeros, on the CPU and real whatever modes and default device are in force."""
+    with _disable_current_modes():
+        return torch.zeros(256, dtype=torch.int64, device="cpu")
+
+
 class Ranges(Struct):
     """The histogram of one window: of each exponent of fp32 (field value), how many elements have it."""
 
-    counts: Tensor = field(default_factory=lambda: torch.zeros(256, dtype=torch.int64))
+    counts: Tensor = field(default_factory=_counts)
     zeros: int = 0
     elements: int = 0
     _seen: set[int] = field(default_factory=set)
@@ -43,7 +51,7 @@ class Ranges(Struct):
 
     def add(self, gradient: Tensor, shift: int = 0) -> None:
         """Adds the elements of a gradient, divided by ``2 ** shift``."""
-        if gradient.is_sparse or not gradient.is_floating_point() or not gradient.numel():
+        if gradient.is_sparse or not gradient.is_floating_point() or not gradient.numel() or not has_values(gradient):
             return
         flat = gradient.detach().flatten()
         flat = flat[:: -(-flat.numel() // SAMPLE)].float()

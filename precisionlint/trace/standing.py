@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import torch
 
 from precisionlint.events import Backward, Grads, Known, Named, ZeroGrad, overlap
+from precisionlint.trace.host import number
 from precisionlint.trace.registry import Registry, local
 from precisionlint.trace.storages import Storages
 from precisionlint.trace.timeline import Timeline
@@ -36,7 +37,7 @@ class Standing:
     def found(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Looks for gradients that stand (those that are all 0 do not); whether there are any."""
         for each in parameters:
-            if each.grad is not None and bool(each.grad.any()):
+            if each.grad is not None and number(each.grad.any()) != 0.0:
                 self._gradients.put(local(each.grad), id(each))
                 self._unexplained.add(id(each))
         if self._unexplained:

@@ -132,7 +132,10 @@ def summarize(
         settings=settings,
         meaning=tuple(global_settings.meaning(settings, ops)),
         regions=tuple(_regions(events)),
-        compiled=tuple(Station(region, at) for region, at in held.compiled.regions),
+        compiled=(
+            *(Station(region, at) for region, at in held.compiled.regions),
+            *(Station("a CUDA graph", at) for at in held.compiled.replays),
+        ),
         absent=tuple(registry.births.absent),
         steps=held.order.steps,
         complete=complete,
@@ -210,6 +213,8 @@ def _notes(held: Measures) -> Iterable[str]:
             f"{region} ran compiled{_at(at)}, {_times(count)}: of what its compiler fuses nothing is seen, only products "
             "left to libraries; --eager, or torch.compiler.set_stance('force_eager'), runs it uncompiled"
         )
+    for at, count in held.compiled.replays.items():
+        yield f"a CUDA graph was replayed{_at(at)}, {_times(count)}: nothing of what it runs is seen"
     for (region, at), count in held.compiled.eager.items():
         yield (
             f"{region} would run compiled{_at(at)}, and was measured uncompiled, {_times(count)}: compiled, it may keep "

@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from torch import Tensor
 
 from precisionlint.formats import FP16
+from precisionlint.trace.host import has_values
 from precisionlint.trace.ranges import Ranges
 from precisionlint.trace.recorder import Call, Watcher
 
@@ -50,13 +51,18 @@ class Underflow:
 
     def _cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
         before = args[0]
-        if call.phase != "backward" or out.dtype is not torch.float16 or before.dtype not in WIDER:
+        if (
+            call.phase != "backward"
+            or out.dtype is not torch.float16
+            or before.dtype not in WIDER
+            or not has_values(out)
+        ):
             return
         cast = self.casts.setdefault(call.origin, Cast())
         cast.ranges.add(before)
         size, gone = before.abs().float(), (out == 0) & (before != 0)
         cast.elements = cast.elements + torch.stack([torch.count_nonzero(before), torch.count_nonzero(gone)])
-        cast.sums = cast.sums + torch.stack([size.sum(), size[gone].sum()]).double()
+        cast.sums = cast.sums + torch.stack([size.sum(), (size * gone).sum()]).double()
 
 
 class Epsilon(Struct, frozen=True):
@@ -81,7 +87,7 @@ def of_adam(optimizer: torch.optim.Optimizer) -> Epsilon | None:
             continue
         for parameter in group["params"]:
             second = optimizer.state.get(parameter, {}).get("exp_avg_sq")
-            if isinstance(second, Tensor) and second.dtype is torch.float16:
+            if isinstance(second, Tensor) and second.dtype is torch.float16 and has_values(second):
                 eps = value
                 moments += second.numel()
                 zeros += second.numel() - int(torch.count_nonzero(second))

@@ -17,6 +17,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from precisionlint.trace.host import has_values
 from precisionlint.trace.registry import parameters_of
 
 HALF = (torch.float16, torch.bfloat16)
@@ -55,8 +56,8 @@ class Updates:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Makes the twin's step, where the optimizer moves half weights; of one with a closure once that has run."""
-        halves = [each for each in parameters_of(optimizer) if each.dtype in HALF and each.grad is not None]
-        halves = [each for each in halves if each.requires_grad]
+        halves = [each for each in parameters_of(optimizer) if each.dtype in HALF and each.requires_grad]
+        halves = [each for each in halves if each.grad is not None and has_values(each)]
         if not halves:
             return
         closure = inspect.signature(type(optimizer).step).parameters.get("closure")
@@ -116,6 +117,10 @@ def _step_of_twin(optimizer: torch.optim.Optimizer) -> dict[int, Tensor]:
             name: _widened(value) if isinstance(value, Tensor) else copy.deepcopy(value)
             for name, value in state.items()
         }
+    for name in ("grad_scale", "found_inf"):  # by which a fused optimizer unscales within its step
+        if hasattr(optimizer, name):
+            setattr(twin, name, getattr(optimizer, name))
+    vars(twin)["_warned_capturable_if_run_uncaptured"] = True  # the real one says so
     step: Callable[..., Any] = type(optimizer).step
     step = getattr(step, "__wrapped__", step)  # without the hooks
     step(twin)

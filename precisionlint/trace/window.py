@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._python_dispatch import _disable_current_modes
 
 from precisionlint import catalogue, policy
 from precisionlint.audit_report import AuditReport
@@ -31,6 +33,7 @@ from precisionlint.trace.collectives import Collectives
 from precisionlint.trace.compiled import Compiled
 from precisionlint.trace.custom import Custom
 from precisionlint.trace.dataflow import Dataflow
+from precisionlint.trace.host import capturing
 from precisionlint.trace.norms import Norms
 from precisionlint.trace.order import Order
 from precisionlint.trace.patches import Patches
@@ -50,6 +53,7 @@ from precisionlint.trace.values import Values
 
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
+NO_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 OPTIMIZER = ("param_groups", "state", "step")
 SCALER = ("scale", "unscale_", "step", "update", "is_enabled")
 """What an optimizer and a scaler have, wrapped ones included."""
@@ -133,6 +137,8 @@ class Audit:
             return None
 
         def all_of_them(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
+            if capturing():
+                return
             for each in watchers:
                 try:
                     each(func, args, kwargs, out, call)
@@ -155,11 +161,14 @@ class Audit:
 
     def _failed(self, what: str, error: Exception) -> None:
         """Notes that the audit itself went wrong; the training goes on."""
+        if isinstance(error, NO_VALUES) or "meta tensors" in str(error).lower():
+            self._failures.setdefault("what hangs on values was not measured: meta and fake tensors have none")
+            return
         self._failures.setdefault(f"internal error, please report it: {what}: {type(error).__name__}: {error}")
 
     @contextmanager
     def _measuring(self, what: str) -> Iterator[None]:
-        with self._unrecorded():
+        with self._unrecorded(), _disable_current_modes():  # those of the program are not to see what is ours
             try:
                 yield
             except Exception as error:
@@ -178,12 +187,16 @@ class Audit:
 
     def _measure_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Before the weights move: of a closure's step after each of its runs."""
+        if capturing():
+            return
         with self._measuring("a step was"):
             self._storage.before_step(optimizer)
             self._ranges.before_step(optimizer)
             self._updates.before_step(optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if capturing():
+            return
         with self._measuring("a step was"):
             self._updates.after_step(optimizer)
             epsilon = of_adam(optimizer)
@@ -258,17 +271,18 @@ class Audit:
             self._ranges,
             None if self._values is None else self._values.first,
         )
-        report = summarize(
-            held,
-            select=catalogue.select(),
-            fallback=self._place,
-            name=self.name,
-            before=self._settings,
-            settings=settings.read(),
-            table=self._policy,
-            complete=self.complete,
-            error="" if error is None else f"{type(error).__name__}: {error}",
-        )
+        with _disable_current_modes():
+            report = summarize(
+                held,
+                select=catalogue.select(),
+                fallback=self._place,
+                name=self.name,
+                before=self._settings,
+                settings=settings.read(),
+                table=self._policy,
+                complete=self.complete,
+                error="" if error is None else f"{type(error).__name__}: {error}",
+            )
         report = replace(report, notes=(*report.notes, *self._failures))
         if self._ranks is not None:
             report = self._ranks.exchange(report, self._place)
