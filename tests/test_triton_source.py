@@ -350,6 +350,21 @@ def test_partial_sums_that_the_file_makes_in_the_callers_dtype_are_summed_in_it(
     assert found(tmp_path, WIDENING, parts.replace("partial", "partial_count"), "possible") == []
 
 
+KEPT = "class Layer:\n    def forward(self):\n        kernel[(1,)](self.scores, self.sums, 8, BLOCK=128)\n"
+
+
+@pytest.mark.parametrize("word", ["dtype", "type"])
+def test_sums_in_the_dtype_of_what_an_object_keeps_are_possible(tmp_path: Path, word: str):
+    made = f"acc = tl.zeros([BLOCK], x_ptr.{word}.element_ty)\n"
+    body = made + "for k in range(N):\n    acc += tl.load(x_ptr + k)\n"
+    assert found(tmp_path, body, KEPT, "possible") == [("triton-half-accumulator", "possible")]
+    counted = body.replace("x_ptr", "sizes_ptr")
+    kernel = "@triton.jit\ndef count(sizes_ptr, N, BLOCK: tl.constexpr):\n" + "".join(
+        f"    {line}\n" for line in counted.splitlines()
+    )
+    assert found(tmp_path, WIDENING, kernel + KEPT, "possible") == []
+
+
 def test_what_a_kernel_narrows_to_the_callers_dtype_counts_on_every_path(tmp_path: Path):
     body = (
         "x = tl.load(x_ptr + tl.arange(0, BLOCK))\ndtype = x.dtype\nif MODE == 1:\n    x = x.to(tl.float32)\n"

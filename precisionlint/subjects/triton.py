@@ -31,22 +31,25 @@ from precisionlint.subjects.triton_values import (
     folded,
     joined,
     promoted,
+    rank,
 )
 
 NOT_FOLLOWING = re.compile(
-    r"mean|std|var|lse|delta|max|sum|scale|norm|inv|stat|acc|part|tmp|buf|ws|work|lock|count|idx|ind|len|seq|mask|pos|off|num|label|target|split|start|end|cu_|rank|"
+    r"warn|flag|err|mean|std|var|lse|delta|max|sum|scale|norm|inv|stat|acc|part|tmp|buf|ws|work|lock|count|idx|ind|len|seq|mask|pos|off|num|label|target|split|start|end|cu_|rank|"
     r"expert|id(?:s|_|$)|size|freq|cos|sin|loss|prob|score_bias|beta|decay|gate|state|hist|lut|table|(?:^|_)a?dt(?:_|$)|(?:^|_)[mldLMDg](?:_|$)",
     re.IGNORECASE,
 )
 """Pointers whose numbers are fp32 or integers whatever the caller's tensors are, by their names."""
 PARTIAL = re.compile(r"acc|part|tmp|buf|(?:^|_)ws|work|sum|mean|var", re.IGNORECASE)
 INTEGERS = re.compile(
-    r"lock|count|idx|ind|len|seq|mask|pos|off|num|label|target|split|start|end|cu_|rank|expert|id(?:s|_|$)|size", re.I
+    r"warn|flag|err|lock|count|idx|ind(?:ex|ic)|start|seqlen|"
+    r"(?:^|_)(?:cu|num|n|len|lens|lengths?|mask|pos|offs?|offsets?|labels?|targets?|splits?|ends?|ranks?|experts?|ids?|sizes?)(?:_|$)",
+    re.IGNORECASE,
 )
 """Of these, the ones that hold sums of the tensors' numbers, and those that hold none: where the file itself makes the first in the dtype
 of a tensor, it is that and not fp32."""
 AWARE = re.compile(
-    r"\.to\((?:tl|triton\.language)\.float32\)|dtype\.element_ty|\bdtype\s*=\s*\w+\.dtype\b|bfloat16|float16|\bhalf\b|autocast|custom_fwd"
+    r"\.to\((?:tl|triton\.language)\.float32\)|type\.element_ty|\bdtype\s*=\s*\w+\.dtype\b|bfloat16|float16|\bhalf\b|autocast|custom_fwd"
 )
 """What a file holds whose kernels are written for half precision as well."""
 ADDING = frozenset({"sum", "cumsum"})
@@ -125,9 +128,12 @@ class _Kernel:
         elsewhere = frozenset({Typed(FOLLOWS, False, handed=False)})
         found = self.launched.get(pointer, NOTHING) if self.launched is not None else elsewhere
         if NOT_FOLLOWING.search(pointer):
-            sums = PARTIAL.search(pointer) is not None and not INTEGERS.search(pointer)
+            sums = PARTIAL.search(pointer) is not None
+            numbers = not INTEGERS.search(pointer)
             kept = (
-                found if asked else (each for each in found if each.dtype != FOLLOWS or (sums and each.at is not None))
+                each
+                for each in found
+                if each.dtype != FOLLOWS or (numbers and (asked or (sums and each.at is not None)))
             )
             found = frozenset(replace(each, handed=False) if each.dtype == FOLLOWS else each for each in kept)
         return frozenset(replace(each, of=frozenset({pointer})) if each.dtype == FOLLOWS else each for each in found)
@@ -291,9 +297,9 @@ class _Body:
         if FP8_MAXIMUM.search(node.attr):
             return Value(fp8=True)
         owner = self.value(node.value, scope)
-        if node.attr in ("dtype", "element_ty"):
+        if node.attr in ("dtype", "type", "element_ty"):
             dtypes = self.kernel.element(owner.pointer, asked=True) if owner.pointer else owner.dtypes
-            return Value(dtypes, pointer=owner.pointer if node.attr == "dtype" else "")
+            return Value(dtypes, pointer=owner.pointer if node.attr != "element_ty" else "")
         return owner if node.attr == "T" else UNKNOWN
 
     def arithmetic(self, operator: ast.operator, left: Value, right: Value, node: ast.expr | ast.stmt) -> Value:
@@ -380,10 +386,7 @@ class _Body:
         if isinstance(accumulator, ast.Name) and self.loops and accumulator.id in self.loops[-1].before:
             carried = accumulator.id
         # Of the dtypes that launches bring, FP8 is the one of which most can be said.
-        sides = [
-            each.one_of(FP8) or min(each.dtypes, key=lambda one: (not one.sure, one.dtype), default=None)
-            for each in (a, b)
-        ]
+        sides = [each.one_of(FP8) or min(each.dtypes, key=rank, default=None) for each in (a, b)]
         bounded = "max_num_imprecise_acc" in named or len(values) > 5
         precise = bool({"input_precision", "allow_tf32"} & named.keys()) or len(values) > 3
         out = named["out_dtype"].dtypes if "out_dtype" in named else frozenset()

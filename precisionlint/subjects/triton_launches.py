@@ -39,6 +39,8 @@ SAME = frozenset(
     | {"unsqueeze", "expand", "requires_grad_", "narrow", "T", "mT"}
 )
 """Methods and attributes of a tensor that keep its dtype."""
+HOLDERS = frozenset({"self", "ctx"})
+"""What tensors of a program's own are kept on, whose dtype is decided where they are made."""
 NO_ARGUMENTS = ast.arguments([], [], None, [], [], None, [])
 ROUNDS = 4
 """How many calls deep a dtype is followed from function to function."""
@@ -218,7 +220,14 @@ class _Flow:
         if dtype := _dtype(node):
             return frozenset({Typed(dtype, False, self.file.place(node))})
         if isinstance(node, ast.Attribute):
-            return self.value(node.value, scope) if node.attr in SAME or node.attr == "dtype" else NOTHING
+            if node.attr in SAME or node.attr == "dtype":
+                return self.value(node.value, scope)
+            held = isinstance(node.value, ast.Name) and node.value.id in HOLDERS
+            return (
+                frozenset({Typed(FOLLOWS, False, handed=False)})
+                if held and not NO_TENSOR.search(node.attr)
+                else NOTHING
+            )
         if isinstance(node, ast.Subscript):  # x[:, 0], or a table of dtypes: of_triton[x.dtype]
             key = node.slice
             asked = isinstance(key, ast.Attribute) and key.attr == "dtype"

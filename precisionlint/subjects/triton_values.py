@@ -83,10 +83,16 @@ class Value(Struct, frozen=True):
             for each in self.dtypes
             if each.dtype in words and not (wide and each.dtype == FOLLOWS and not each.narrowed)
         ]
-        return min(found, key=lambda each: (not each.sure, each.dtype)) if found else None
+        return min(found, key=rank, default=None)
 
 
 UNKNOWN = Value()
+
+
+def rank(dtype: Typed) -> tuple[object, ...]:
+    """The order in which dtypes that a value can have are told: the surest first, of callers' tensors those that a launch here hands on."""
+    at = (dtype.at.path, dtype.at.line, dtype.at.column) if dtype.at is not None else ()
+    return (not dtype.sure, dtype.dtype, not dtype.handed, at, sorted(dtype.of), dtype.narrowed)
 
 
 def applied(api: str, values: Sequence[Value], named: Mapping[str, Value], at: Place) -> Value:
