@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from precisionlint.facts import Average
 from precisionlint.subjects import File
 
-WEIGHTS = re.compile(r"parameters\(|state_dict\(|\bparams?\b|\.data\b")
+WEIGHTS = re.compile(r"parameters\(|state_dict\(|\b\w*params?\b")
 NAMED = re.compile(r"ema|averag|shadow|teacher|target|momentum|polyak|decay", re.I)
 AWARE = re.compile(
-    r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.dtype|dtype\s*=|type_as|\.grad\b|Optimizer|kahan|stochastic"
+    r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.dtype|dtype\s*=|type_as|\bgrads?\b|\bexp_avg|Optimizer|kahan|stochastic"
+    r"|momentum_buf|codebook|cluster"
 )
-"""What says that dtypes were thought of, or that it is an optimizer's affair."""
+"""What says that dtypes were thought of, or that it is an optimizer's affair, or a codebook's."""
 COMMENT = re.compile(r"#[^\n]*|'''.*?'''|\"\"\".*?\"\"\"", re.S)
 SLOW = 0.99
 
