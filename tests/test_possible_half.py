@@ -202,6 +202,61 @@ def linear_attention(keys, values):
     return torch.cumsum(states, dim=1)  # <-
 """,
     ),
+    "smoothed labels": (
+        "half-running-sum",
+        """
+def smoothed(logits, labels, rate):
+    every = -F.log_softmax(logits, dim=-1)
+    rest = every.sum(dim=-1, keepdim=True)  # <-
+    return (1 - rate) * every.gather(-1, labels) + rate * rest / logits.shape[-1]
+""",
+    ),
+    "a total of losses": (
+        "half-running-sum",
+        """
+def epoch(model, loader, optimizer):
+    total = 0
+    for x, y in loader:
+        loss = F.cross_entropy(model(x)[0], y) + model(x)[1]
+        total += loss.detach()  # <-
+    return total / len(loader)
+""",
+    ),
+    "totals by name": (
+        "half-running-sum",
+        """
+from collections import defaultdict
+
+
+def epoch(model, loader):
+    totals = defaultdict(float)
+    for batch in loader:
+        parts = model(batch.softmax(-1))
+        totals["entropy"] += parts.entropy.detach().clone()  # <-
+    return totals
+""",
+    ),
+    "directions by the default epsilon": (
+        "epsilon-underflow",
+        """
+class Direction(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return F.normalize(x, dim=1) * self.scale  # <-
+""",
+    ),
+    "a norm with an epsilon that fp16 does not know": (
+        "epsilon-underflow",
+        """
+class ChannelNorm(nn.Module):
+    def forward(self, x):
+        length = x.abs().amax(1, keepdim=True)
+        return x / (length + 1e-8)  # <-
+""",
+    ),
     "an average that a class keeps of weights": (
         "half-ema",
         """
@@ -331,6 +386,27 @@ class Preferences(nn.Module):
     def forward(self, batch):
         return log_probability(self.backbone(batch).logits.float(), batch["labels"])
 """,
+    "smoothed labels, totals and directions in fp32": """
+def smoothed(logits, labels, rate):
+    every = -F.log_softmax(logits, dim=-1, dtype=torch.float32)
+    return (1 - rate) * every.gather(-1, labels) + rate * every.sum(dim=-1, keepdim=True) / logits.shape[-1]
+
+
+def epoch(model, loader):
+    total, steps, kept = 0, 0, []
+    for x, y in loader:
+        loss = model(x, y)
+        total += loss.detach().float()
+        total += loss.item()
+        steps += 1
+        kept.append(loss.detach())
+    return total / steps, kept
+
+
+class Direction(nn.Module):
+    def forward(self, x):
+        return F.normalize(x.float(), dim=1).to(x.dtype) + F.normalize(x, dim=1, eps=1e-4)
+""",
     "averages in fp32, of statistics, and quick ones": """
 class Shadow:
     def __init__(self, model, decay):
@@ -369,6 +445,24 @@ class Momentum(torch.optim.Optimizer):
             p.sub_(self.state[p]["m"])
 """,
 }
+
+
+def test_a_program_whose_files_are_not_there_may_show_anything(tmp_path: Path) -> None:
+    own = tmp_path / "recipe" / "training"
+    own.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text("")
+    text = HEAD + (
+        "from {package}.models import build\n\n\ndef train(settings, loader, optimizer):\n    model, total = build(settings), 0\n"
+        "    for x, y in loader:\n        loss = model(x, y).softmax(-1)[..., 0]\n        loss.backward()\n        total += loss.detach()\n        optimizer.step()\n"
+    )
+    for package, lines in (("recipe", [14]), ("elsewhere", [])):
+        (own / "run.py").write_text(text.format(package=package))
+        report = check([(own / "run.py").as_posix()], min_confidence="possible", select=["half-running-sum"])
+        assert [(each.place.line, each.severity) for each in report.findings] == [(line, "info") for line in lines]
+        assert not check([(own / "run.py").as_posix()]).findings
+    (tmp_path / "recipe" / "models.py").write_text("def build(settings):\n    return settings.model\n")
+    (own / "run.py").write_text(text.format(package="recipe"))
+    assert not check([tmp_path.as_posix()], min_confidence="possible", select=["half-running-sum"]).findings
 
 
 def hits(folder: Path, body: str) -> tuple[str, list[tuple[int, str]]]:

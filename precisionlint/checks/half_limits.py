@@ -23,6 +23,7 @@ from precisionlint.checks.half_arithmetic import (
 )
 from precisionlint.valueflow import (
     NUMBER,
+    RANK,
     VIEWS,
     Computed,
     Scope,
@@ -103,7 +104,19 @@ def epsilon_underflow(state: None, event: Computed) -> Iterator[Any]:
         given = added_guard(source)
         by_default = given is not None and given.op == "input"
         eps = number(given.inputs[0] if given is not None and by_default and given.inputs else given)
-        if eps is None or not 0 < eps < 2**-25 or "float16" not in source.dtypes:
+        if eps is None or not 0 < eps < 2**-25:
+            continue
+        if "float16" not in source.dtypes:
+            if (source.op == "normalize" or NORMS.search(event.scope.owner)) and grade(source.dtypes, event.scope):
+                yield hit(
+                    "epsilon-underflow",
+                    source,
+                    "possible",
+                    f"{eps:g} is 0 in fp16 (its least number is 6e-8): given fp16, a vector of zeros is divided by zero here and becomes NaN; "
+                    "do this in fp32, or with an eps of 1e-4",
+                    (TRAINING, Shows("fp16")),
+                )
+                return
             continue
         message = (
             f"{eps:g} is 0 in fp16 (its least number is 6e-8): the guard guards nothing, and a zero that is {use} gives inf or NaN; "
@@ -112,6 +125,9 @@ def epsilon_underflow(state: None, event: Computed) -> Iterator[Any]:
         trace = (Seen(source.at, "the guard"), Seen(value.at, use))
         yield hit("epsilon-underflow", source, "likely" if by_default else "certain", message, (), trace)
         return
+
+
+NORMS = re.compile(r"norm", re.I)
 
 
 def added_guard(value: Value) -> Value | None:
@@ -238,6 +254,7 @@ def half_running_sum(state: None, event: Computed) -> Iterator[Any]:
     yield from gram_sum(event)
     yield from narrow_metric(event)
     yield from narrow_prefixes(event)
+    yield from narrow_total(event)
     if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test":
         return
     total, term = value.inputs
@@ -316,25 +333,65 @@ def narrow_metric(event: Computed) -> Iterator[Any]:
 
 
 def narrow_prefixes(event: Computed) -> Iterator[Any]:
-    """``values.cumsum(-2)`` of what layers give: every prefix is stored in their dtype."""
+    """``values.cumsum(-2)`` of what layers give: every prefix is stored in their dtype. ``log_probabilities.sum(-1)``: that of all classes
+    is far below what fp16 holds."""
     value, scope = event.value, event.scope
-    if value.op != "cumsum" or not value.inputs or "dtype" in value.options or not trains(scope):
+    if value.op not in ("cumsum", "sum") or not value.inputs or "dtype" in value.options or not trains(scope):
         return
-    made = next((s for s in sources(value.inputs[0]) if s.op in ("layer", "linear", "matmul")), None)
-    if made is None or scope.enabled is False or not may_be_half(value.dtypes):
+    if scope.enabled is False or not may_be_half(value.dtypes):
         return
+    if value.op == "cumsum":
+        made = next((s for s in sources(value.inputs[0]) if s.op in ("layer", "linear", "matmul")), None)
+        what = "sums over all positions so far are kept in {}: in bf16 a long one stands still, and fp16 is inf above 65504"
+    else:
+        along = number(value.option("dim", 1))
+        made = next((s for s in sources(value.inputs[0], VIEWS | {"neg"}) if s.op == "log_softmax"), None)
+        made = made if along == -1 else None
+        what = "the log-probabilities of all classes are summed in {}: of 50000 that is above 65504, which is inf in fp16, and off by 1000 in bf16"
+    if made is not None:
+        yield hit(
+            "half-running-sum",
+            value,
+            "possible",
+            f"{what.format(kept_in('possible', value.dtypes))}; give it dtype=torch.float32",
+            (TRAINING, shown_by(value.dtypes)),
+            (Seen(made.at, "what is added up"),),
+        )
+
+
+def narrow_total(event: Computed) -> Iterator[Any]:
+    """``total += loss.detach()`` from 0 on: the total takes the dtype of the losses."""
+    value, scope = event.value, event.scope
+    if value.op != "add" or len(value.inputs) != 2 or value.name not in ("in-place", "in-place state"):
+        return
+    total, term = value.inputs
+    if scope.kind == "test" or not (total.dtypes <= STARTED or may_be_half(total.dtypes - NUMBER)):
+        return
+    kept = find(term, lambda v: v.name in ("detach", "clone"), lambda v: v.op != "view", 6)
+    if (
+        kept is None
+        or not ("?" in term.dtypes or may_be_half(term.dtypes))
+        or any(atom in RANK for atom in term.dtypes)
+    ):
+        return
+    if find(term, lambda v: v.op in ("gradient", "weight", "parameter", "buffer"), lambda v: v.op in LOSSES, 16):
+        return  # an average of weights, a sum of gradients
     yield hit(
         "half-running-sum",
         value,
         "possible",
-        f"sums over all positions so far are kept in {kept_in('possible', value.dtypes)}: in bf16 a long one stands still, and fp16 is inf above "
-        "65504; give it dtype=torch.float32",
-        (TRAINING, shown_by(value.dtypes)),
-        (Seen(made.at, "what is added up"),),
+        f"a total that began as a number takes the dtype of what is added, {kept_in('possible', term.dtypes)}: in bf16 it stands still once it "
+        "is 256 times its terms; add .float() of them",
+        (TRAINING, Shows("half")),
+        (Seen(term.at, "what is added"),) if term.at is not None else (),
     )
 
 
-LOGARITHMIC = frozenset({"log", "exp", "log_softmax", "logsumexp", "cross_entropy", "nll_loss"})
+STARTED = NUMBER | {"?"}
+"""The dtypes of a total that a number began."""
+
+
+LOGARITHMIC = frozenset({"log", "exp", "log_softmax", "logsumexp"})
 
 
 def logits_within(made: Value) -> bool:

@@ -159,9 +159,11 @@ class Run:
             assert isinstance(need, Shows)
             where = evidence.shows(need.what, file.path, file.display, elsewhere=need.elsewhere)
             if where is None:
-                if hit.confidence == "certain" or not self.possible or evidence.trains:
+                if hit.confidence == "certain" or not self.possible:
                     return None
-                hit = replace(hit, confidence="possible")  # a library's callers decide
+                if evidence.trains and not evidence.is_cut_off(file.path):
+                    return None
+                hit = replace(hit, confidence="possible")  # a library's callers decide, or files that are not there
             elif need.what != "training":
                 handled = evidence.handled(where, file.path, file.display)
                 said = (

@@ -83,6 +83,7 @@ class Evidence:
         self._lines: dict[Path, dict[str, int]] = {}
         self._programs: dict[Path, list[Path]] = {}
         self._callers: dict[Path, list[Path]] = {}
+        self._cut_off: dict[Path, bool] = {}
 
     def handled(self, where: Place, near: Path, display: str) -> bool:
         """Whether a place shows no more than that a library's file handles dtypes."""
@@ -132,6 +133,21 @@ class Evidence:
         spoken = re.compile(rb"\b(?:" + b"|".join(re.escape(name) for name in sorted(named)) + rb")\b")
         self._callers[path] = [other for other in self.files if spoken.search(self.project.read(other) or b"")]
         return self._callers[path]
+
+    def is_cut_off(self, path: Path) -> bool:
+        """Whether a file imports others of its own package that are not there: what its program shows, nobody can tell."""
+        if path not in self._cut_off:
+            below = path.parent.relative_to(self.project.root) if path.is_relative_to(self.project.root) else Path()
+            packages = set(below.parts)
+            self._cut_off[path] = False
+            for match in IMPORTED.finditer(self.project.read(path) or b""):
+                module = (match[1] or b"").decode("ascii", "replace")
+                name = module.lstrip(".")
+                own = len(module) > len(name) or name.partition(".")[0] in packages
+                if own and module and self.project.resolve(name, len(module) - len(name), path) is None:
+                    self._cut_off[path] = True
+                    break
+        return self._cut_off[path]
 
     @cached_property
     def trains(self) -> bool:
