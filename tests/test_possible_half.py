@@ -453,7 +453,8 @@ def test_a_program_whose_files_are_not_there_may_show_anything(tmp_path: Path) -
     (tmp_path / "pyproject.toml").write_text("")
     text = HEAD + (
         "from {package}.models import build\n\n\ndef train(settings, loader, optimizer):\n    model, total = build(settings), 0\n"
-        "    for x, y in loader:\n        loss = model(x, y).softmax(-1)[..., 0]\n        loss.backward()\n        total += loss.detach()\n        optimizer.step()\n"
+        "    for x, y in loader:\n        loss = model(x, y).softmax(-1)[..., 0]\n        loss.backward()\n        total += loss.detach()\n"
+        "        optimizer.step()\n"
     )
     for package, lines in (("recipe", [14]), ("elsewhere", [])):
         (own / "run.py").write_text(text.format(package=package))
