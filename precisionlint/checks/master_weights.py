@@ -29,6 +29,7 @@ from precisionlint.events import (
 from precisionlint.facts import Average, Moment
 from precisionlint.findings import Severity
 from precisionlint.recipes import UNKNOWN, Recipe
+from precisionlint.recipes import Setting as Choice
 from precisionlint.records import Record
 
 HALF = {"float16": "fp16", "bfloat16": "bf16"}
@@ -434,8 +435,21 @@ def half_gradient_accumulation(storage: Storage, recipe: Recipe) -> Iterator[Hit
     """Micro-batches summed in half, from four an update on: the sum of fewer is rounded at most twice. A number that is set elsewhere is
     likely to be one of them."""
     dtype, steps = recipe.accumulates, recipe.steps
-    if dtype is None or not dtype.half or steps is None or recipe.framework == "Megatron":
+    if recipe.framework == "Megatron" and dtype is not None and dtype.half:
+        yield Hit(
+            "half-gradient-accumulation",
+            dtype.at,
+            f"'{dtype.name}': gradients are summed in {dtype.half}, over micro-batches and over ranks, where Megatron keeps fp32 sums if it is "
+            f"not told otherwise: each addition rounds the sum to {SIGNIFICANT[dtype.half]} bits",
+            (Seen(recipe.bf16.at, "bf16 is on"),) if recipe.bf16 is not None else (),
+        )
+    elif dtype is None or not dtype.half or steps is None:
         return
+    else:
+        yield from over_micro_batches(dtype, steps)
+
+
+def over_micro_batches(dtype: Choice, steps: Choice) -> Iterator[Hit]:
     number = steps.number
     if (number is None and steps.value is not UNKNOWN) or (number is not None and number < MANY):
         return

@@ -235,15 +235,7 @@ def megatron_precision_args(state: Trained, recipe: Recipe) -> Iterator[Hit]:
     if recipe.framework != "Megatron":
         return
     rule = "megatron-precision-args"
-    sums, scale, fp16, bf16 = recipe.accumulates, recipe.scale, recipe.fp16, recipe.bf16
-    if sums is not None and sums.half:
-        yield Hit(
-            rule,
-            sums.at,
-            f"'{sums.name}': gradients are summed in {sums.half}, over micro-batches and over ranks, where Megatron keeps fp32 sums if it is "
-            "not told otherwise: each addition rounds the sum to 8 bits",
-            (Seen(bf16.at, "bf16 is on"),) if bf16 is not None else (),
-        )
+    scale, fp16 = recipe.scale, recipe.fp16
     number = scale.number if scale is not None else None
     if scale is not None and number is not None and 0 < number <= 1 and fp16 is not None:
         yield Hit(

@@ -66,6 +66,7 @@ CONFIGURED = (
     b"PURE",
     b"accumulate_grad_in_fp32",
     b"main_grads_dtype",
+    b"grad_reduce_in_fp32",
     b"fp16_compression",
     b"ddp_comm_hook",
     b"FP16_ALLREDUCE",

@@ -32,5 +32,10 @@ def read(file: File) -> Iterator[Recipe]:
     Raises: UnreadableError.
     """
     for document in documents(file):
+        off: set[int] = set()
         for table in tables(document, but=UNTRAINED):
+            if (switch := table.setting("enabled")) is not None and switch.value is False:
+                off.update(map(id, tables(table)))
             yield from (recipe for each in FRAMEWORKS if (recipe := each(table)) is not None)
+            ddp = megatron.of_ddp(table, file.text) if id(table) not in off else None
+            yield from [ddp] if ddp is not None else []

@@ -17,6 +17,10 @@ from precisionlint.subjects.tree import Scalar, Table
 SUMS = ("--grad-reduce-in-bf16", "--main-grads-dtype", "--megatron-fsdp-main-grads-dtype")
 """Arguments that decide the dtype of summed gradients; the first is a switch."""
 SWITCH = SUMS[0]
+BF16 = re.compile(
+    r"^\s*(?:bf16:\s*true|(?:\w*precision|params_dtype|dtype):\s*[\"']?(?:torch\.)?(?:bf16|bfloat16)\b)", re.I | re.M
+)
+MIXED = re.compile(r"^\s*mixed_precision:|bf16_mixed|bf16-mixed", re.M)
 ARGUMENT = re.compile(r"(?<![\w$-])(--[a-z][\w-]*)(?:[ \t]*[= \t][ \t]*(?!--)([\w.+-]+))?")
 COMMENT = re.compile(r"(?:^|(?<=\s))#.*")
 
@@ -43,6 +47,19 @@ def of_table(table: Table) -> Recipe | None:
         if key.startswith("--") and isinstance(entry.node, Scalar)
     )
     return next(of_arguments(setting for setting in found if setting.value is not False), None)
+
+
+def of_ddp(table: Table, text: str) -> Recipe | None:
+    """Megatron's gradients in the dtype of the weights (``grad_reduce_in_fp32: false``), in a configuration that says these are bf16.
+
+    Read in ``megatron/core/distributed``: the buffers of gradients are in fp32 or in the dtype of the parameters. ``mixed_precision``,
+    where there is one, decides instead.
+    """
+    setting = table.setting("grad_reduce_in_fp32")
+    if setting is None or setting.value is not False or MIXED.search(text) or not BF16.search(text):
+        return None
+    sums = Setting(f"{setting.name}: false", "bf16", setting.at)
+    return Recipe(at=setting.at, when=(), framework="Megatron", accumulates=sums)
 
 
 def of_arguments(arguments: Iterable[Setting]) -> Iterator[Recipe]:

@@ -13,6 +13,7 @@ from copy import deepcopy
 
 from msgspec.structs import replace
 
+from precisionlint.findings import Place
 from precisionlint.recipes import UNKNOWN, Recipe, Setting
 from precisionlint.subjects import File, deepspeed, megatron
 from precisionlint.subjects.tree import Table, constant, joined, of_python, tables
@@ -183,8 +184,15 @@ def _assignment(file: File, node: ast.Assign) -> Iterator[Recipe]:
     at = joined(file.place(target), file.place(node.value))
     if target.attr == "fp16_compression" and constant(node.value) is True:
         yield _compressed(Setting("fp16_compression", True, at))
+    elif target.attr == "main_grads_dtype" and _setting_of(file, node, at).half:
+        yield Recipe(at=at, when=(), framework="Megatron", accumulates=_setting_of(file, node, at))
     elif target.attr == "grad_reduce_in_fp32" and constant(node.value) is False:
         yield from _megatron(file, Setting("grad_reduce_in_fp32", False, at), _name(target.value))
+
+
+def _setting_of(file: File, node: ast.Assign, at: Place) -> Setting:
+    target = node.targets[0]
+    return Setting(target.attr if isinstance(target, ast.Attribute) else "", constant(node.value), at)
 
 
 def _megatron(file: File, setting: Setting, owner: str) -> Iterator[Recipe]:
