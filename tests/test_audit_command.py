@@ -198,6 +198,65 @@ def test_an_iteration_with_two_optimizers_holds_both_from_its_first_forward(audi
     assert ran.json["report"]["complete"]
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_loss_that_is_computed_and_scaled_in_one_expression_is_known_to_be_scaled(audit: Audit, step: int):
+    source = TRAINER.replace("        loss = nn", "        scaler.scale(nn").replace(
+        "model(x), y)\n", "model(x), y)).backward()\n"
+    )
+    source = source.replace("    scaler.scale(loss).backward()\n", "")
+    ran = audit(source, "--fp16", "--unscale", options=(*JSON, "--step", str(step)))
+    assert ran.json["report"]["findings"] == [] or [each["rule"] for each in ran.json["report"]["findings"]] == [
+        "backward-under-autocast"
+    ]
+    assert "backward, gradients scaled by 'scaler'" in [each["what"] for each in ran.json["report"]["order"]]
+
+
+CRITIC = """\
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+torch.manual_seed(0)
+generator, critic = nn.Linear(4, 8), nn.Linear(8, 1)
+for_generator = torch.optim.Adam(generator.parameters(), lr=1e-3)
+for_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu")
+for step in range(5):
+    for _ in range(3):
+        for_critic.zero_grad()
+        scaler.scale(critic(generator(torch.randn(16, 4)).detach()).mean()).backward()
+        scaler.step(for_critic)
+        scaler.update()
+    for_generator.zero_grad()
+    scaler.scale(-critic(generator(torch.randn(16, 4))).mean()).backward()
+    clip_grad_norm_(generator.parameters(), 1.0)
+    scaler.step(for_generator)
+    scaler.update()
+    print("iteration", step + 1)
+"""
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_several_steps_of_a_critic_to_one_of_the_generator_are_one_iteration(audit: Audit, step: int):
+    ran = audit(CRITIC, options=(*JSON, "--step", str(step)))
+    steps = [each["what"] for each in ran.json["report"]["order"] if "steps" in each["what"]]
+    assert steps == ["'for_critic' steps through 'scaler'"] * 3 + ["'for_generator' steps through 'scaler'"]
+    line = CRITIC[: CRITIC.index("    clip_grad_norm_")].count("\n") + 1
+    assert [(each["rule"], each["line"]) for each in ran.json["report"]["findings"]] == [("clip-before-unscale", line)]
+    assert ran.json["report"]["complete"] and ran.json["steps"] == step
+    assert ran.err.splitlines() == [f"iteration {number + 1}" for number in range(step)]
+
+
+@pytest.mark.parametrize(("steps", "printed"), [(8, 8), (60, 22)])
+def test_an_optimizer_that_never_steps_is_waited_for_a_while_and_costs_no_report(
+    audit: Audit, steps: int, printed: int
+):
+    source = TRAINER.replace("optimizer = ", "unused = torch.optim.Adam(model.parameters())\noptimizer = ")
+    ran = audit(source, "--steps", str(steps), options=JSON)
+    assert ran.code == 0 and ran.json["report"]["steps"] == 1 and ran.json["report"]["complete"]
+    assert len([line for line in ran.err.splitlines() if line.startswith("trained step")]) == printed
+
+
 CLOSURE = """\
 import torch
 from torch import nn

@@ -33,6 +33,12 @@ class Births:
         self.absent: dict[str, Place | None] = {}
         """Device that this machine lacks -> where a region or a scaler was made for it, and is off for that alone."""
         self._applying = False
+        self._optimizers: list[weakref.ref[Any]] = []
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that were made and are alive."""
+        return [made for each in self._optimizers if (made := each()) is not None]
 
     def install(self, patches: Patches) -> None:
         """Begins to watch."""
@@ -60,6 +66,7 @@ class Births:
             place = here()
             original(made, *args, **kwargs)
             self.note(made, place)
+            self._optimizers.append(weakref.ref(made))
 
         return __init__
 

@@ -295,6 +295,10 @@ class Order:
 
         return get_scale
 
+    def within(self, owner: Any, name: str) -> bool:
+        """Whether a method of a scaler runs that came through the window's own patch."""
+        return (id(owner), name) in self._scaling
+
     @contextmanager
     def _once(self, owner: Any, name: str) -> Iterator[bool]:
         """Whether this is the outermost call of a method that a subclass may hand on to its parent."""

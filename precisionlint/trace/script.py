@@ -3,7 +3,8 @@
 An iteration begins at the first forward or backward after an outermost optimizer's step (one that a scaler skipped
 counts), be it within the closure of the next one, and ends at the first forward or backward after the same optimizer's
 next step; so scaler updates, EMA and schedulers after the step are inside. An optimizer that steps for the first time
-within the window moves the iteration's end: the window starts anew after its step.
+within the window moves the iteration's end: the window starts anew after its step. So it does where one that was made
+steps for the first time later (several steps of a critic to one of the generator), for which the script goes on a while.
 
 What it does not see: steps in other processes, and training without torch.optim.
 """
@@ -43,6 +44,10 @@ from precisionlint.trace.window import Audit
 T = TypeVar("T")
 Names = Callable[[str], Iterable[str]]
 """The names in a file whose values tell one configuration of the program from another."""
+
+
+PATIENCE = 20
+"""For how many iterations the script goes on after the audited one where an optimizer was made that has not stepped."""
 
 
 class Stopped(BaseException):
@@ -95,6 +100,12 @@ class Watch:
         self._alive: dict[int, Any] = {}
         self._stepping: list[Any] = []
         self.backwards = 0
+        self._settled = False
+        """Whether the report stands for good."""
+        self._reopens = False
+        """Whether an optimizer stepped for the first time after the window that there is a report of."""
+        self._nested: set[int] = set()
+        """The optimizers (by ``id``) that stepped, if only within the step of another."""
         self._closures = 0
         """How many closures of outermost steps run."""
         self._inside: Audit | None = None
@@ -106,8 +117,13 @@ class Watch:
 
     @property
     def total(self) -> int:
-        """How many iterations have ended, as far as is known: the steps of the optimizer that has stepped most."""
+        """The steps of the optimizer that has stepped most."""
         return max(self.steps.values(), default=0)
+
+    @property
+    def iterations(self) -> int:
+        """How many have ended: the steps of the optimizer that steps last in one."""
+        return self.steps.get(id(self._last), 0)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -119,8 +135,9 @@ class Watch:
         patches.replace(autocast, "__exit__", self._exit)
         self.births.install(patches)
         for cls in (GradScaler, *subclasses(GradScaler)):
-            if "step" in vars(cls):
-                patches.replace(cls, "step", self._scaler_step)
+            for name, make in (("step", self._scaler_step), ("scale", self._scale)):
+                if name in vars(cls):
+                    patches.replace(cls, name, make)
         hooks = [register_optimizer_step_pre_hook(self._pre), register_optimizer_step_post_hook(self._post)]
         try:
             yield
@@ -170,6 +187,17 @@ class Watch:
 
         return __exit__
 
+    def _scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(scaler: Any, outputs: Any) -> Any:
+            order = None if self.audit is None else self.audit.order
+            if order is not None and not order.within(
+                scaler, "scale"
+            ):  # fetched before its argument's forward opened it
+                return type(scaler).scale(scaler, outputs)
+            return original(scaler, outputs)
+
+        return scale
+
     def _scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             self._scaler_steps += 1
@@ -187,6 +215,7 @@ class Watch:
         if optimizer in self._stepping:  # its last step raised
             del self._stepping[self._stepping.index(optimizer) :]
         self._stepping.append(optimizer)
+        self._nested.add(id(optimizer))
         if len(self._stepping) == 1:
             self._inside = None
         return with_closure(args, kwargs, self._closure) if len(self._stepping) == 1 else None
@@ -226,19 +255,30 @@ class Watch:
         new = id(optimizer) not in self.steps
         self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
         self._alive[id(optimizer)] = optimizer
-        if self.report is not None:
+        if self._settled:
             return
         if self.audit is not None:  # functions that were not yet called when the window was opened
             met = configuration.values(self._asked, users_frame(sys._getframe(1)))
             self.configuration = {**met, **self.configuration}
         if new:
             self._last = optimizer  # among several optimizers, the one that steps last ends an iteration
-        if self.audit is None:
-            self._due = optimizer is self._last and self.steps[id(optimizer)] >= self.step - 1
+        mine = optimizer is self._last
+        self._reopens = self._reopens or (new and self.report is not None)
+        if self.audit is None and self.report is not None and not self._reopens:
+            self._due = not self._waits()  # nobody else has come
+        elif self.audit is None:
+            self._due = mine and self.steps[id(optimizer)] >= self.step - 1
         elif new and self.step > 1:
             self._due = self._anew = True
         else:
-            self._due = optimizer is self._last
+            self._due = mine and not (self.step == 1 and self._waits())
+
+    def _waits(self) -> bool:
+        """Whether optimizers were made that have not stepped yet: they may be part of an iteration, a critic's of
+        several steps to one of the generator.
+        """
+        moved = {*self.steps, *self._nested}
+        return self.total < self.step + PATIENCE and any(id(each) not in moved for each in self.births.optimizers)
 
     def _turn(self) -> None:
         """A forward or backward that begins or ends the window."""
@@ -246,13 +286,16 @@ class Watch:
         if self._anew:
             self._close(None)
             self.report, self._anew = None, False
-        if self.audit is None:
+        if self.audit is None and (self.report is None or self._reopens):
+            self._reopens = False
             self._open()
             return
-        self._inside = None
-        self.audit.complete = self.audit.order.optimizers == len(self.steps)
-        self._close(None)
-        if not self.keep_running:
+        if self.audit is not None:
+            self._inside = None
+            self.audit.complete = self.audit.order.optimizers == len(self.steps)
+            self._close(None)
+        self._settled = not self._waits()
+        if self._settled and not self.keep_running:
             raise Stopped
 
     def _open(self) -> None:
@@ -282,10 +325,10 @@ class Watch:
     def finish(self, error: BaseException | None) -> None:
         """The script has ended: what the window holds so far is the report, where it holds a step."""
         if self.audit is not None:
-            reached = self.audit.order.steps > 0 or error is not None
+            reached, earlier = self.audit.order.steps > 0 or error is not None, self.report
             self._close(error)
             if not reached:
-                self.report = None
+                self.report = earlier
 
 
 def run(
@@ -334,7 +377,7 @@ def run(
         report = rebased(report, watch.folder)
     return Outcome(
         report,
-        watch.total,
+        watch.iterations,
         watch.backwards,
         ended or "ended by itself",
         failed,
