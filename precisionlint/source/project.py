@@ -45,6 +45,8 @@ OUTLINES = 6_000
 """How many outlines a project keeps between two programs."""
 
 
+TREES = 64
+"""So many trees are kept: what a file reaches may be thousands of others, of which an outline is all that is wanted."""
 KEPT = 40
 """How many parsed files a project keeps between two programs: memory against parsing again."""
 
@@ -226,7 +228,11 @@ class Project:
                 kept = data, parse(data)
             except UnreadableError as error:
                 kept = data, error
-            self._trees[path] = kept
+        else:
+            del self._trees[path]
+        self._trees[path] = kept
+        if len(self._trees) > TREES:
+            del self._trees[next(iter(self._trees))]  # the one that was asked for least lately
         if isinstance(kept[1], UnreadableError):
             raise kept[1]
         return kept[1]
