@@ -331,12 +331,13 @@ class Iteration(Event, frozen=True, eq=False):
 
 class Opened(Event, frozen=True, eq=False):
     """The timeline begins. ``complete``: nothing stood before (a whole program), else what a window found. ``device``: the one that
-    the program computes on, where it says so."""
+    the program computes on, where it says so. ``measured``: it is that of a run, not of a text."""
 
     complete: bool
     device: str = ""
     regions: tuple[Region, ...] = ()
     scaled: tuple[Named, ...] = ()
+    measured: bool = False
 
 
 class Closed(Event, frozen=True, eq=False):

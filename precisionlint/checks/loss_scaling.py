@@ -14,6 +14,7 @@ from precisionlint.checks.scale_ledger import (
     Made,
     Own,
     Pending,
+    Touched,
     advance,
     fp16_unscaled,
     in_half,
@@ -94,8 +95,33 @@ def hand_needs(scaler: Named) -> tuple[Any, ...]:
 # -- the rules
 
 
-@FAMILY.rule("clip-before-unscale", Grads)
-def clip_before_unscale(ledger: Ledger, event: Grads) -> Iterator[Any]:
+def never_unscaled(ledger: Ledger, event: Step, how: str) -> Iterator[tuple[Touched, Confidence]]:
+    """What was clipped or read before a step through a scaler, in a function that is entered with gradients that others have made. That these
+    have unscaled them as well, nothing in the program may show."""
+    made = any(m.scaler == event.via for m in ledger.made)
+    mine = owned(ledger, event.optimizer)
+    for touched in sorted(ledger.touched, key=lambda one: one.api):
+        if event.via is not None and touched.how == how and overlap(touched.weights, mine) is not False:
+            yield touched, "likely" if made else "possible"
+
+
+@FAMILY.rule("clip-before-unscale", Grads, Step)
+def clip_before_unscale(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
+    if isinstance(event, Step):
+        for touched, confidence in never_unscaled(ledger, event, "clip"):
+            scaler = event.via.name if event.via is not None else ""
+            yield Hit(
+                "clip-before-unscale",
+                touched.seen.at,
+                f"{touched.api} sees gradients that '{scaler}' has not unscaled, and that its step() divides by the scale afterwards: the "
+                "threshold meets a norm 65536 times too large (the scale's default), so it always bites",
+                (touched.seen, seen(event, f"'{scaler}' unscales them here, where it steps")),
+                confidence=confidence,
+                unless=(("unscaled", scaler),),
+            )
+        return
+    if event.how == "unscale" and event.scaler is not None:
+        yield Evidence(("unscaled", event.scaler.name))
     if event.how == "mul" and event.factor == "1/scale" and event.scaler is not None:
         yield Evidence(("unscaled by hand", event.scaler.id))
     if event.how != "clip" or event.factor == "scale":
@@ -129,8 +155,23 @@ def unscaled_first(event: Grads, scaler: Named, own: Own | None) -> Remedy | Non
     return Remedy((Change("before", event.at, step, f"{scaler.name}.unscale_({own.optimizer.name})"),))
 
 
-@FAMILY.rule("scaled-gradients-read", Grads)
-def scaled_gradients_read(ledger: Ledger, event: Grads) -> Iterator[Any]:
+@FAMILY.rule("scaled-gradients-read", Grads, Step)
+def scaled_gradients_read(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
+    if isinstance(event, Step):
+        for touched, confidence in never_unscaled(ledger, event, "read"):
+            scaler = event.via.name if event.via is not None else ""
+            yield Hit(
+                "scaled-gradients-read",
+                touched.seen.at,
+                f"{touched.api} reads gradients that '{scaler}' has not unscaled, and that its step() divides by the scale afterwards: the number "
+                "is as many times too large as the scale is",
+                (touched.seen, seen(event, f"'{scaler}' unscales them here, where it steps")),
+                confidence=confidence,
+                unless=(("unscaled", scaler),),
+            )
+        return
+    if event.how == "unscale" and event.scaler is not None:
+        yield Evidence(("unscaled", event.scaler.name))
     if event.how != "read":
         return
     if event.factor == "scale" and event.scaler is not None:

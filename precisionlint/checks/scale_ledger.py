@@ -20,6 +20,7 @@ from precisionlint.events import (
     Known,
     Lost,
     Named,
+    Opened,
     Owns,
     Renewed,
     ScalerMade,
@@ -74,6 +75,17 @@ class Clean(Record, frozen=True, eq=False):
     mixed: bool
     seen: Seen
     mixed_by: Seen | None = None
+
+
+class Touched(Record, frozen=True, eq=False):
+    """Gradients that were clipped or read (``how``) where no backward is in sight: whether they stood scaled, the step tells that follows."""
+
+    aside: ClassVar[tuple[str, ...]] = ("seen",)
+
+    weights: Weights | None
+    how: str
+    api: str
+    seen: Seen
 
 
 class Waiting(Record, frozen=True, eq=False):
@@ -133,7 +145,7 @@ class Adapter(Record, frozen=True, eq=False):
 
 class Ledger(Record, frozen=True, eq=False):
     """The state of loss scaling on one path. ``fp16``: a backward of fp16 gradients that nothing scaled, in this turn of the loop, with
-    nothing done to them since."""
+    nothing done to them since. ``window``: of a step that is measured; what stood before it is not known, and nobody's to guess."""
 
     aside: ClassVar[tuple[str, ...]] = ("plain", "fp16")
 
@@ -152,6 +164,8 @@ class Ledger(Record, frozen=True, eq=False):
     lost: bool = False
     is_plain: bool = False
     fp16: Backward | None = None
+    touched: frozenset[Touched] = frozenset()
+    window: bool = False
 
 
 def seen(event: Event, text: str) -> Seen:
@@ -161,6 +175,8 @@ def seen(event: Event, text: str) -> Seen:
 def advance(ledger: Ledger, event: Event) -> Ledger:
     """The ledger after an event."""
     handler = ADVANCE.get(type(event))
+    if ledger.touched and type(event) in MAKES_KNOWN:
+        ledger = replace(ledger, touched=frozenset())
     return ledger if handler is None else handler(ledger, event)
 
 
@@ -195,6 +211,11 @@ def fp16_unscaled(event: Backward) -> bool:
 
 
 def after_grads(ledger: Ledger, event: Grads) -> Ledger:
+    if event.how in ("clip", "read") and event.factor != "scale" and nothing_known(ledger):
+        here = seen(event, f"{event.api} meets them here, and nothing unscales them before the step")
+        return replace(ledger, touched=ledger.touched | {Touched(event.weights, event.how, event.api, here)})
+    if ledger.touched and event.how in ("unscale", "mul"):
+        ledger = replace(ledger, touched=frozenset())
     if event.how == "unscale" and event.scaler is not None and event.optimizer is not None:
         here = seen(event, f"'{event.scaler.name}' unscales the gradients of '{event.optimizer.name}'")
         others = frozenset(p for p in ledger.progress if (p.scaler, p.optimizer) != (event.scaler, event.optimizer))
@@ -222,6 +243,12 @@ def after_grads(ledger: Ledger, event: Grads) -> Ledger:
             return replace(ledger, pending=pending)
         return replace(ledger, clean=ledger.clean | {Clean(None, event.weights, False, False, here)})
     return ledger
+
+
+def nothing_known(ledger: Ledger) -> bool:
+    """Whether a function was entered with gradients that others have made, and has done nothing to them."""
+    under_way = ledger.pending or ledger.clean or ledger.progress or ledger.waiting or ledger.partial
+    return not (under_way or ledger.is_plain or ledger.unknown or ledger.window)
 
 
 def owned(ledger: Ledger, optimizer: Named) -> Weights | None:
@@ -343,6 +370,10 @@ def after_renewed(ledger: Ledger, event: Renewed) -> Ledger:
     )
 
 
+def after_opened(ledger: Ledger, event: Opened) -> Ledger:
+    return replace(ledger, window=True) if event.measured else ledger
+
+
 def after_sharded(ledger: Ledger, event: Sharded) -> Ledger:
     return replace(ledger, sharded=True) if event.how == "fsdp1" else ledger
 
@@ -381,10 +412,15 @@ def in_half(ledger: Ledger) -> Weights:
 
 
 ADVANCE: dict[type[Event], Any] = {
+    Opened: after_opened,
     Backward: after_backward, Grads: after_grads, Step: after_step, Update: after_update, ZeroGrad: after_zero,
     ScalerMade: after_made, Owns: after_owns, Lost: after_lost, Renewed: after_renewed, Sharded: after_sharded,
     WeightsTake: after_take, AdapterAdded: after_adapter, Adopted: after_adopted, Iteration: after_iteration,
 }  # fmt: skip
+
+
+MAKES_KNOWN = frozenset({Backward, Step, Update, ZeroGrad, Lost, ScalerMade})
+"""After these it is known, or cannot be, what the gradients hold that were touched before."""
 
 
 def settle(ledger: Ledger) -> Ledger:
@@ -395,7 +431,9 @@ def settle(ledger: Ledger) -> Ledger:
 
 
 def stakes(ledger: Ledger) -> int:
-    """Gradients that stand scaled, optimizers between two updates, sums that are mixed."""
+    """Gradients that stand scaled, or were touched before a step, optimizers between two updates, sums that are mixed."""
     dropped = sum(progress.dropped for progress in ledger.progress)
     mixed = sum(clean.mixed for clean in ledger.clean)
-    return len(ledger.pending) + len(ledger.progress) + len(ledger.waiting) + 2 * dropped + 2 * mixed
+    return (
+        len(ledger.pending) + len(ledger.progress) + len(ledger.waiting) + len(ledger.touched) + 2 * dropped + 2 * mixed
+    )

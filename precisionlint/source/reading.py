@@ -24,7 +24,7 @@ from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.records import BUDGET, NARROW, WIDEST, BudgetError, Coverage, Where
 from precisionlint.source.state import Fact, State, agree, differing, merge
 from precisionlint.source.thinning import thin
-from precisionlint.source.values import Class, Const, Func, Obj, Sym, Value
+from precisionlint.source.values import FALSE, TRUE, Class, Const, Func, Obj, Sym, Value
 
 Ways = list[dict[Sym, Fact]]
 """What each of some paths had decided."""
@@ -213,7 +213,7 @@ class Reader(Struct, frozen=True):
         for method in sorted(training, key=lambda method: method.function.name.startswith("_")):
             if self.is_inner(method):
                 continue
-            after = self.run_method(bases, method, obj)
+            after = self.run_method(self.unflagged(bases, method, training, obj), method, obj)
             if "backward" in method.module.words(method.function):
                 self.run_method(self.thin(after), method, obj, again=True)
         return []
@@ -226,6 +226,21 @@ class Reader(Struct, frozen=True):
                 continue
             for name in sorted(name for name in assigned(method) if isinstance(own.get(name), Const)):
                 state.attributes(obj)[name] = self.it.derived(("attr", obj, name), f"self.{name}", ())
+
+    def unflagged(self, bases: list[State], method: Func, others: list[Func], obj: Value) -> list[State]:
+        """The states in which a method that trains is entered: a flag that another one sets may have been set by then."""
+        set_by_others = set().union(*(assigned(each.function) for each in others if each is not method))
+        flags = set_by_others & method.module.words(method.function)
+        found = []
+        for base in bases:
+            own = base.heap.get(obj, {})
+            names = sorted(name for name in flags if isinstance(own.get(name), Const) and own[name] in (TRUE, FALSE))
+            if names:
+                base = base.fork()
+                for name in names:
+                    base.attributes(obj)[name] = self.it.derived(("attr", obj, name), f"self.{name}", ())
+            found.append(base)
+        return found
 
     def is_inner(self, method: Func) -> bool:
         """Whether a method is one that others of its class have called, and nobody else is meant to."""

@@ -114,7 +114,7 @@ class Order:
         )
         self.position.spanning = next(spanning, None) if wide else None
         standing = tuple(region for region, earlier in regions if earlier and region is not None)
-        self.timeline.stood(Opened(None, (), complete=False, regions=standing))
+        self.timeline.stood(Opened(None, (), complete=False, regions=standing, measured=True))
         for region, earlier in regions:
             if not earlier:
                 at = None if region is None else region.at
