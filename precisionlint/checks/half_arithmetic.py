@@ -464,7 +464,7 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
         made = frequencies(freq)
         if made is None or frequencies(place) is not None or not positions(place):
             continue
-        held = next((s for s in sources(freq) if s.op == "buffer" and "~weights" in s.dtypes), None)
+        held = next((s for s in sources(freq) if s.op == "buffer" and "~weights" in s.dtypes), None) or asked(freq)
         if held is not None and event.scope.enabled is not False and not event.scope.setup:
             yield cast_frequencies(held, value)
         how = grade(value.dtypes, event.scope)
@@ -500,6 +500,12 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
                 needs=(AUTOCAST,),
             )
         return
+
+
+def asked(freq: Value) -> Value | None:
+    """The buffer of frequencies whose dtype the program asks for, and then only casts what has been rounded."""
+    held = list(sources(freq, VIEWS | {"cast"}))
+    return held[0] if all(s.op == "buffer" and s.ref == "asked" for s in held) else None
 
 
 COUNTED = frozenset({"arange", "size", "buffer"})

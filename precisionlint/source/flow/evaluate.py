@@ -186,9 +186,11 @@ class Frame:
         """A test of a variable's dtype: what holds on either side of it is not followed, so nothing is known of its dtype from here on."""
         for name in self.flow.asked(test).dtypes_of:
             if name.startswith("self."):
-                held = self.expr(ast.parse(name, mode="eval").body)
-                if held.op == "buffer":
-                    self.names[name] = Value("buffer", held.inputs, UNKNOWN, held.at, held.name)
+                held, owner = self.expr(ast.parse(name, mode="eval").body), self.lookup("self")
+                if held.op == "buffer" and owner is not None and owner.op == "instance":
+                    asked = Value("buffer", held.inputs, UNKNOWN, held.at, held.name, ref="asked")
+                    owner.ref.attributes[name.removeprefix("self.")] = asked
+                    self.names.pop(name, None)
                 continue
             old = self.lookup(name)
             if old is not None and old.op not in ("external", "module", "instance", "file"):
