@@ -51,7 +51,7 @@ class Reduced(Event, frozen=True, eq=False):
 class Dotted(Event, frozen=True, eq=False):
     """``tl.dot`` of operands of these dtypes. ``carried``: its sum starts from an accumulator that a loop hands on. ``bounded``: it is
     told after how many of K to promote. ``precise``: it is told how to treat fp32 operands. ``summed_in``: the dtype that it is told to sum
-    in, where nothing lifts the result."""
+    in; ``lifted``: its result goes on in fp32, or in what nobody says."""
 
     a: Typed | None
     b: Typed | None
@@ -59,6 +59,7 @@ class Dotted(Event, frozen=True, eq=False):
     bounded: bool
     precise: bool
     summed_in: Typed | None = None
+    lifted: bool = False
 
 
 class ScaledByAmax(Event, frozen=True, eq=False):

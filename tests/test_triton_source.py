@@ -455,3 +455,19 @@ def test_functions_that_triton_does_not_compile_are_not_read(tmp_path: Path):
 )
 def test_a_dot_that_sums_in_half_is_told_where_nothing_lifts_it(tmp_path: Path, body: str, told: bool):
     assert found(tmp_path, body) == ([("triton-half-accumulator", "certain")] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("s = tl.dot(tl.load(x_ptr), tl.load(y_ptr), out_dtype=tl.float16).to(tl.float32)\ntl.store(y_ptr, s)", True),
+        (
+            "s = tl.zeros([BLOCK, BLOCK], tl.float32)\nfor k in range(N):\n    s += tl.dot(tl.load(x_ptr), tl.load(y_ptr), out_dtype=tl.float16)",
+            True,
+        ),
+        ("s = tl.zeros([BLOCK, BLOCK], tl.float32)\nfor k in range(N):\n    s += tl.dot(tl.load(x_ptr), tl.load(y_ptr))", False),
+        ("s = tl.dot(tl.load(x_ptr), tl.load(y_ptr), out_dtype=tl.int32).to(tl.float32)\ntl.store(y_ptr, s)", False),
+    ],
+)  # fmt: skip
+def test_a_tile_that_is_summed_in_half_and_lifted_then_is_possible(tmp_path: Path, body: str, told: bool):
+    assert found(tmp_path, body, "", "possible") == ([("triton-half-accumulator", "possible")] if told else [])

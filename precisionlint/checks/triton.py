@@ -66,17 +66,22 @@ def triton_half_accumulator(state: None, event: Accumulated | Dotted) -> Iterato
 
 
 def summed_in_half(event: Dotted) -> Iterator[Hit]:
-    """A dot that is told to sum its products in half, and whose result goes on in half."""
+    """A dot that is told to sum its products in half, whatever its result goes on in."""
     out = event.summed_in
     if out is None or out.dtype not in HALVES:
         return
+    then = (
+        "whatever is made of the result: what overflows or is rounded off there is gone"
+        if event.lifted
+        else "and nothing lifts the result"
+    )
     yield Hit(
         "triton-half-accumulator",
         event.at,
-        f"out_dtype makes this dot sum its products in {out.dtype}, {DIGITS[out.dtype]} bits, and nothing lifts the result: leave out_dtype away "
+        f"out_dtype makes this dot sum its products in {out.dtype}, {DIGITS[out.dtype]} bits, {then}: leave out_dtype away "
         "(fp32), and convert where it is stored",
         _shown(out),
-        confidence=_confidence(out),
+        confidence="possible" if event.lifted else _confidence(out),
     )
 
 

@@ -53,6 +53,7 @@ AWARE = re.compile(
 )
 """What a file holds whose kernels are written for half precision as well."""
 ADDING = frozenset({"sum", "cumsum"})
+WIDE = frozenset({"fp32", "fp64"})
 SUMS = HALVES | {"fp32", "fp64", FOLLOWS}
 DEPTH = 6
 """How many helpers deep a kernel is followed."""
@@ -391,8 +392,12 @@ class _Body:
         precise = bool({"input_precision", "allow_tf32"} & named.keys()) or len(values) > 3
         out = named["out_dtype"].dtypes if "out_dtype" in named else frozenset()
         held = self.target in self.lifted or (bool(self.loops) and self.target in self.loops[-1].before)
-        summed_in = next(iter(out)) if len(out) == 1 and self.target and not held else None
-        self.tell(Dotted(self.file.place(node), (), sides[0], sides[1], carried, bounded, precise, summed_in))
+        halved = self.target in scope and not scope[self.target].one_of(WIDE)  # told as a sum of the loop
+        summed_in = (
+            next(iter(out)) if len(out) == 1 and not (held and self.target not in self.lifted and halved) else None
+        )
+        lifted = held or not self.target
+        self.tell(Dotted(self.file.place(node), (), sides[0], sides[1], carried, bounded, precise, summed_in, lifted))
         if "out_dtype" in named:
             return Value(named["out_dtype"].dtypes)
         given = self.value(accumulator, scope) if accumulator is not None else UNKNOWN
