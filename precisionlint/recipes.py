@@ -59,7 +59,8 @@ class Recipe(Event, frozen=True, eq=False):
     ``accumulates``, ``reduces``: the dtype in which gradients are summed over micro-batches and over ranks. ``steps``: micro-batches an
     update. ``weights``: the dtype of trainable weights that have no fp32 copy, ``optimizer`` what steps them, ``rate`` its learning rate.
     ``remedy``: what keeps an fp32 copy. ``sure``: nothing that the file does not show can change it; ``left``: a setting
-    of its own decides it elsewhere, or the framework where there is none.
+    of its own decides it elsewhere, or the framework where there is none. ``unasked``: nothing asks for the dtype of the sums over
+    micro-batches, and the framework has its own.
     """
 
     framework: str
@@ -76,3 +77,4 @@ class Recipe(Event, frozen=True, eq=False):
     remedy: str = ""
     sure: bool = True
     left: bool = False
+    unasked: bool = False

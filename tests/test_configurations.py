@@ -117,6 +117,32 @@ def test_a_setting_is_reported_once_however_often_it_is_used(tmp_path: Path):
     assert len(done.findings) == 1
 
 
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("gradient_accumulation_steps: 16\nbf16: {enabled: true}", True),
+        ("gradient_accumulation_steps: 4\nbfloat16: {enabled: true}\nzero_optimization: {stage: 3}", True),
+        ("gradient_accumulation_steps: 16\nbf16: {enabled: true}\ndata_types: {grad_accum_dtype: fp32}", False),
+        ("gradient_accumulation_steps: 16\nbf16: {enabled: false}", False),
+        ("gradient_accumulation_steps: 2\nbf16: {enabled: true}", False),
+        ("gradient_accumulation_steps: auto\nbf16: {enabled: true}", False),
+        ("gradient_accumulation_steps: 16\nfp16: {enabled: true}", False),
+        (
+            "gradient_accumulation_steps: 16\nbf16: {enabled: true}\nzero_optimization: {stage: 2, offload_optimizer: {device: cpu}}",
+            False,
+        ),
+    ],
+)
+def test_sums_in_the_dtype_that_deepspeed_takes_by_itself_are_possible(tmp_path: Path, more: str, told: bool):
+    path = tmp_path / "ds.yaml"
+    path.write_text(f"train_micro_batch_size_per_gpu: 2\n{more}\n")
+    shown = check([str(path)], select=["half-gradient-accumulation"], isolated=True, min_confidence="possible")
+    assert [(each.rule, each.confidence) for each in shown.findings] == [
+        ("half-gradient-accumulation", "possible")
+    ] * told
+    assert check([str(path)], isolated=True).findings == ()
+
+
 def test_a_comment_silences_a_finding_in_a_configuration_too(tmp_path: Path):
     switch, sums = (
         "# precisionlint: ignore[half-gradient-accumulation] small runs",

@@ -446,12 +446,12 @@ def half_gradient_accumulation(storage: Storage, recipe: Recipe) -> Iterator[Hit
     elif dtype is None or not dtype.half or steps is None:
         return
     else:
-        yield from over_micro_batches(dtype, steps)
+        yield from over_micro_batches(dtype, steps, recipe.unasked)
 
 
-def over_micro_batches(dtype: Choice, steps: Choice) -> Iterator[Hit]:
+def over_micro_batches(dtype: Choice, steps: Choice, unasked: bool) -> Iterator[Hit]:
     number = steps.number
-    if (number is None and steps.value is not UNKNOWN) or (number is not None and number < MANY):
+    if (number is None and (unasked or steps.value is not UNKNOWN)) or (number is not None and number < MANY):
         return
     many = (
         f"the gradients of {number:g} micro-batches" if number is not None else "the gradients of several micro-batches"
@@ -459,7 +459,12 @@ def over_micro_batches(dtype: Choice, steps: Choice) -> Iterator[Hit]:
     yield Hit(
         "half-gradient-accumulation",
         dtype.at,
-        f"{many} are summed in {dtype.half}: each addition rounds the sum to {SIGNIFICANT[dtype.half]} bits; keep the sum in fp32",
+        f"{many} are summed in {dtype.half}: each addition rounds the sum to {SIGNIFICANT[dtype.half]} bits; "
+        + (
+            "DeepSpeed takes the dtype of the computation where data_types.grad_accum_dtype is not given, 'fp32' keeps the sum"
+            if unasked
+            else "keep the sum in fp32"
+        ),
         (
             Seen(
                 steps.at,
@@ -468,5 +473,5 @@ def over_micro_batches(dtype: Choice, steps: Choice) -> Iterator[Hit]:
                 else "micro-batches an update: set elsewhere",
             ),
         ),
-        confidence="certain" if number is not None else "likely",
+        confidence="possible" if unasked else "certain" if number is not None else "likely",
     )

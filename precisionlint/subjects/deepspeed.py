@@ -40,6 +40,11 @@ def recipe(table: Table) -> Recipe | None:
         return None
     bf16 = table.table("bf16") or table.table("bfloat16")
     name = "bf16" if table.table("bf16") else "bfloat16"
+    steps = _decided(table.setting("gradient_accumulation_steps")) or _steps_of_batches(table)
+    accumulates = table.setting("data_types.grad_accum_dtype")
+    unasked = accumulates is None and not OFFLOADED & _zero(table) and _switched_on(table, name) and steps is not None
+    if unasked and steps is not None:  # get_data_types: "if grad_accum_dtype is None: grad_accum_dtype = model_dtype"
+        accumulates = Setting(steps.name, "bf16", steps.at)
     return Recipe(
         at=table.at,
         when=(),
@@ -48,14 +53,29 @@ def recipe(table: Table) -> Recipe | None:
         bf16=_switch(table, name),
         scale=_scale(table),
         stray=_stray(bf16, name),
-        accumulates=table.setting("data_types.grad_accum_dtype"),
+        accumulates=accumulates,
         reduces=table.setting("communication_data_type"),
-        steps=_decided(table.setting("gradient_accumulation_steps")) or _steps_of_batches(table),
+        steps=steps,
+        unasked=unasked,
         weights=_half_masters(table, name),
         optimizer=table.setting("optimizer.type"),
         rate=_decided(table.setting("optimizer.params.lr")),
         remedy="without the setting the master weights are fp32",
     )
+
+
+OFFLOADED = frozenset({"offload_optimizer", "cpu_offload"})
+"""What moves the sums of gradients to the host, where they have a dtype of their own."""
+
+
+def _zero(table: Table) -> frozenset[str]:
+    zero = table.table("zero_optimization")
+    return frozenset(zero.entries) if zero is not None else frozenset()
+
+
+def _switched_on(table: Table, block: str) -> bool:
+    switch = _switch(table, block)
+    return switch is not None and switch.value is True
 
 
 def _switch(table: Table, block: str) -> Setting | None:
