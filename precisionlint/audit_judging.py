@@ -80,21 +80,23 @@ def judge(
     if _found(finding, report):
         return Judged(finding, "confirmed", stands=True)
     known = known or {}
-    decided = {text: _holds(text, known) for text in (own or finding).decided}
-    if own is None or False in decided.values():
+    ways = () if own is None else own.decided
+    possible = [way for way in ways if not any(_holds(text, known) is False for text in way)]
+    if own is None or (ways and not possible):
         return Judged(finding, "another configuration", _against(finding, known))
+    undecided = min(([text for text in way if not _holds(text, known)] for way in possible), key=len, default=[])
     if finding.rule not in MEASURED and finding.family not in ARITHMETIC:
         return Judged(finding, "not measurable here", stands=True)
     if report.absent:
         return Judged(finding, "not measurable here", f"this machine has no {', '.join(report.absent)}", stands=True)
     if finding.rule not in MEASURED:
         return _of_arithmetic(finding, report)
-    return _of_order(finding, report, [text for text, holds in decided.items() if holds is None])
+    return _of_order(finding, report, undecided)
 
 
 def _against(finding: Finding, known: Mapping[str, Any]) -> str:
     """The values that a configuration does not have: of the conditions of a finding that do not hold, else of all."""
-    conditions = {*finding.when.split(" and "), *finding.decided}
+    conditions = {*finding.when.split(" and "), *(text for way in finding.decided for text in way)}
     false = [text for text in conditions if _holds(text, known) is False] or conditions
     return ", ".join(f"{name} is {value!r}" for name, value in known.items() if any(name in text for text in false))
 

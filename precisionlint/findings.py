@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from precisionlint.records import Record
 
@@ -98,8 +99,9 @@ class Finding(Struct, frozen=True):
     fix: Fix | None = None
     torch: str = ""
     """The versions of torch in which it is a fault, ``>=2.9`` or ``<2.12``; empty where it is one in all."""
-    decided: tuple[str, ...] = ()
-    """What else it hangs on: what its way decided at branches that none of its places stands in, such as `not args.unscale`."""
+    decided: tuple[tuple[str, ...], ...] = ()
+    """What else it hangs on: what each way there decided at branches that no place of it stands in, such as `not args.unscale`;
+    none where a way decided nothing."""
 
 
 def best(findings: Iterable[Finding]) -> list[Finding]:
@@ -114,8 +116,12 @@ def best(findings: Iterable[Finding]) -> list[Finding]:
     found: dict[tuple[str, Place], Finding] = {}
     for finding in findings:
         key = (finding.rule, finding.place)
-        if key not in found or rank(finding) < rank(found[key]):
-            found[key] = finding
+        known = found.get(key)
+        chosen = finding if known is None or rank(finding) < rank(known) else known
+        if known is not None and (known.decided or finding.decided):
+            ways = known.decided + finding.decided if known.decided and finding.decided else ()
+            chosen = replace(chosen, decided=tuple(dict.fromkeys(ways)))
+        found[key] = chosen
     surer = {(each.rule, each.place.path, each.place.line) for each in found.values() if each.confidence != "possible"}
     return [
         each

@@ -42,6 +42,18 @@ def test_a_reading_is_not_refuted_where_it_hangs_on_a_branch_that_nobody_can_eva
     assert (ran.code, ran.json["report"]["findings"]) == (0, [])  # nothing of it is true of this run
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the other device is there")
+def test_a_finding_of_either_device_is_one_of_this_machines_too(audit: Audit):
+    source = TRAINER.replace("torch.manual_seed(0)\n", 'device = "cuda" if torch.cuda.is_available() else "cpu"\n')
+    source = source.replace('"cpu", ', "device, ").replace("if args.unscale:", "if len(model) > 1:")
+    (read,) = audit(source, "--fp16", options=JSON).json["read"]
+    assert (read["verdict"], read["line"]) == ("not measurable here", CLIP_LINE), read["why"]
+    assert "is_available" not in read["why"] and "len(" in read["why"]
+    only = source.replace("    if len(model) > 1:", '    if len(model) > 1 or device == "cpu":')
+    (read,) = audit(only, "--fp16", options=JSON).json["read"]
+    assert (read["verdict"], read["why"]) == ("another configuration", "torch.cuda.is_available() is False")
+
+
 TWO_CLIPS = TRAINER.replace(
     "    clip_grad_norm_(model.parameters(), 1.0)\n",
     "    if len(model) > 5:\n"

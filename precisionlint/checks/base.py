@@ -71,8 +71,9 @@ class Hit(Struct, frozen=True):
     fix: Remedy | None = None
     torch: str = ""
     """The versions of torch in which this is a fault, ``>=2.9`` or ``<2.12``; empty where it is one in all."""
-    decided: tuple[str, ...] = ()
-    """What the way there has decided at branches that no station of it stands in, in words (``source/`` only)."""
+    decided: tuple[tuple[str, ...], ...] = ()
+    """What each way there has decided at branches that no station stands in, in words (``source/`` only); none where a way
+    decided nothing."""
     once: Hashable = None
     """The object whose fault this is, where it is one fault however many places show it: the first in a file stands for all."""
 

@@ -17,15 +17,18 @@ from precisionlint.source.state import Fact
 from precisionlint.source.values import Cond, Sym
 
 
-def hangs_on(it: Interpreter, key: Any, hit: Hit) -> tuple[str, ...]:
-    """What the way to a hit that has decided least has decided at branches that none of its stations stands in."""
+def hangs_on(it: Interpreter, key: Any, hit: Hit) -> tuple[tuple[str, ...], ...]:
+    """What each way to a hit has decided at branches that none of its stations stands in; none where a way has decided
+    nothing there.
+    """
     around = {cond.sym for seen in hit.trace for label in seen.when for cond in it.labelled.get(label, ())}
     for sym in list(around):
         around.update(sides_of(sym))
-    ways = it.decided[key][: WAYS - 1]
-    way = min(([(sym, fact) for sym, fact in way.items() if sym not in around] for way in ways), key=len)
-    words = {cond: label for label, conds in it.labelled.items() for cond in conds} if way else {}
-    return tuple(said(sym, fact, words) for sym, fact in way)
+    ways = [[each for each in way.items() if each[0] not in around] for way in it.decided[key][: WAYS - 1]]
+    if not all(ways):
+        return ()
+    words = {cond: label for label, conds in it.labelled.items() for cond in conds}
+    return tuple(dict.fromkeys(tuple(said(sym, fact, words) for sym, fact in way) for way in ways))
 
 
 def sides_of(sym: Sym) -> Iterator[Sym]:
