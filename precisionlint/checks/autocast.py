@@ -272,15 +272,23 @@ def autocast_device_mismatch(state: None, event: Called) -> Iterator[Any]:
                 return
             yield not_text(event, source)
             return
-        if source.op == "constructed" and source.name == "torch.device" and not as_text:
-            yield not_text(event, source)
+        if source.op == "constructed" and source.name == "torch.device":
+            if not as_text:
+                yield not_text(event, source)
+                return
+            if len(source.inputs) > 1 or any(with_colon(part) for part in source.inputs):
+                yield whole(event, source, "as text")
+                return
+        if with_colon(source):
+            yield with_index(event, source, repr(source.constant if source.op == "constant" else source.name + "…"))
             return
-        if source.op == "constant" and isinstance(source.constant, str) and ":" in source.constant:
-            yield with_index(event, source, repr(source.constant))
-            return
-        if source.op == "text" and re.match(r"(?:cuda|xpu|npu|hip):", source.name):
-            yield with_index(event, source, repr(source.name + "…"))
-            return
+
+
+def with_colon(value: Value) -> bool:
+    """Whether a value is the text of a device with its index."""
+    if value.op == "constant":
+        return isinstance(value.constant, str) and ":" in value.constant
+    return value.op == "text" and re.match(r"(?:cuda|xpu|npu|hip):", value.name) is not None
 
 
 OWNERS = re.compile(

@@ -500,7 +500,10 @@ def scaler_not_checkpointed(ledger: Ledger, event: Checkpoint) -> Iterator[Any]:
         yield Evidence("a saved scaler")
     if not (event.write and (event.complete or event.handed) and event.optimizers and not event.scalers):
         return
-    used = sorted({p.scaler for p in ledger.progress} | {m.scaler for m in ledger.made}, key=lambda s: s.name)
+    made = {m.scaler for m in ledger.made}
+    used = sorted({p.scaler for p in ledger.progress} | made, key=lambda s: s.name)
+    handed_in = not used  # the caller's scaler, which has stepped here
+    used = used or sorted(ledger.used, key=lambda s: s.name)
     if used:
         yield Hit(
             "scaler-not-checkpointed",
@@ -511,7 +514,7 @@ def scaler_not_checkpointed(ledger: Ledger, event: Checkpoint) -> Iterator[Any]:
                 *(m.seen for m in sorted(ledger.made, key=lambda m: m.scaler.name)[:1]),
                 seen(event, "saved without the scaler's state"),
             ),
-            confidence="possible" if event.handed else "certain",
+            confidence="possible" if event.handed else "likely" if handed_in else "certain",
             unless=("a saved scaler",),
             once=None if event.handed else used[0],
         )

@@ -145,7 +145,8 @@ class Adapter(Record, frozen=True, eq=False):
 
 class Ledger(Record, frozen=True, eq=False):
     """The state of loss scaling on one path. ``fp16``: a backward of fp16 gradients that nothing scaled, in this turn of the loop, with
-    nothing done to them since. ``window``: of a step that is measured; what stood before it is not known, and nobody's to guess."""
+    nothing done to them since. ``window``: of a step that is measured; what stood before it is not known, and nobody's to guess.
+    ``used``: scalers that came from outside and have stepped."""
 
     aside: ClassVar[tuple[str, ...]] = ("plain", "fp16")
 
@@ -166,6 +167,7 @@ class Ledger(Record, frozen=True, eq=False):
     fp16: Backward | None = None
     touched: frozenset[Touched] = frozenset()
     window: bool = False
+    used: frozenset[Named] = frozenset()
 
 
 def seen(event: Event, text: str) -> Seen:
@@ -272,6 +274,7 @@ def after_step(ledger: Ledger, event: Step) -> Ledger:
         ledger,
         progress=others | {Progress(event.via, event.optimizer, "stepped", False, here)},
         made=made,
+        used=ledger.used if any(m.scaler == event.via for m in made) else ledger.used | {event.via},
         plain=None,
         is_plain=False,
         fp16=None,

@@ -176,7 +176,7 @@ class Run:
 
     def findings(self, reading: Reading, places: Places, project: Project) -> list[Finding]:
         found: list[Finding] = []
-        once: dict[tuple[str, Hashable], list[Place]] = {}
+        once: dict[tuple[str, Hashable], list[tuple[bool, Place]]] = {}
         for hit in reading.hits:
             if not isinstance(hit.at, Where):
                 continue
@@ -189,7 +189,7 @@ class Run:
                 hit = replace(hit, confidence="possible")
             found.append(self.finding(hit, place, places))
             if hit.once is not None:
-                once.setdefault((hit.rule, hit.once), []).append(place)
+                once.setdefault((hit.rule, hit.once), []).append((hit.at.module is not places.module, place))
         return told_once(best(found), once)
 
     def shown_elsewhere(self, project: Project, hit: Hit, here: ProjectModule) -> bool:
@@ -337,12 +337,13 @@ def opposite(label: str) -> str:
     return label[4:] if label.startswith("not ") else f"not {label}"
 
 
-def told_once(findings: list[Finding], shown: dict[tuple[str, Hashable], list[Place]]) -> list[Finding]:
-    """The findings, those that show one fault of one object (see ``Hit.once``) as the first of them, which names the other places."""
+def told_once(findings: list[Finding], shown: dict[tuple[str, Hashable], list[tuple[bool, Place]]]) -> list[Finding]:
+    """The findings, those that show one fault of one object (see ``Hit.once``) as the first of them, which names the other places. ``shown``:
+    these, each with whether it is but a call of what another file does: what the file does itself comes first."""
     also: dict[tuple[str, Place], list[Place]] = {}
     later: set[tuple[str, Place]] = set()
     for (rule, _), places in shown.items():
-        first, *others = sorted(set(places))
+        first, *others = (place for _, place in sorted(set(places)))
         also.setdefault((rule, first), []).extend(others)
         later.update((rule, place) for place in others)
     told = []
