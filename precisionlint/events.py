@@ -226,6 +226,12 @@ class Grads(Event, frozen=True, eq=False):
     engine: Engine | None = None
 
 
+class Driven(Event, frozen=True, eq=False):
+    """An optimizer is handed to a function that is not read and whose name says that it trains: it steps there, most likely."""
+
+    optimizer: Named
+
+
 class Step(Event, frozen=True, eq=False):
     """An optimizer steps, through a scaler or past it. ``guarded``: only where a test for finite gradients passed; ``loop``: the innermost
     loop that it stands in; ``engine``: what it was handed to, where that steps through a scaler of its own."""

@@ -12,6 +12,7 @@ from precisionlint.events import (
     Adopted,
     Checkpoint,
     Copied,
+    Driven,
     Event,
     Named,
     Owns,
@@ -183,8 +184,8 @@ def severity_at(lr: float | None) -> Severity:
     return "warning" if lr is not None and lr >= SMALL_RATE else "error"
 
 
-@FAMILY.rule("bf16-only-weights", Step, Trains, Recipe, Owns, WeightsTake)
-def bf16_only_weights(storage: Storage, event: Step | Trains | Recipe | Owns | WeightsTake) -> Iterator[Any]:
+@FAMILY.rule("bf16-only-weights", Step, Driven, Trains, Recipe, Owns, WeightsTake)
+def bf16_only_weights(storage: Storage, event: Step | Driven | Trains | Recipe | Owns | WeightsTake) -> Iterator[Any]:
     if isinstance(event, Recipe):
         yield from _half_weights_configured(event)
         return
@@ -203,9 +204,10 @@ def bf16_only_weights(storage: Storage, event: Step | Trains | Recipe | Owns | W
         sure = halves(storage, own.weights)
         for took in (*sure, *inside(storage, own.weights)):
             if not took.by and not took.sharded:
-                seen = (took.seen, own.seen, Seen(event.at, "stepped here", event.when))
+                known = isinstance(event, Step)
+                seen = (took.seen, own.seen, Seen(event.at, stepped(event), event.when))
                 hit = lost_updates(took, own.weights, own.cls.rpartition(".")[2], own.lr, seen)
-                yield hit if took in sure else replace(hit, confidence="likely")
+                yield hit if took in sure and known else replace(hit, confidence="likely")
 
 
 def lost_updates(took: Took, weights: Weights, optimizer: str, lr: float | None, trace: tuple[Seen, ...]) -> Hit:
@@ -222,8 +224,12 @@ def lost_updates(took: Took, weights: Weights, optimizer: str, lr: float | None,
     )
 
 
-@FAMILY.rule("half-before-shard", Step)
-def half_before_shard(storage: Storage, event: Step) -> Iterator[Hit]:
+def stepped(event: Step | Driven) -> str:
+    return "stepped here" if isinstance(event, Step) else "handed to what trains, by its name"
+
+
+@FAMILY.rule("half-before-shard", Step, Driven)
+def half_before_shard(storage: Storage, event: Step | Driven) -> Iterator[Hit]:
     for own in storage.owned:
         if own.optimizer != event.optimizer:
             continue
@@ -235,8 +241,9 @@ def half_before_shard(storage: Storage, event: Step) -> Iterator[Hit]:
                     took.seen.at,
                     f"the weights are {name} before FSDP shards them: its mixed-precision policy casts fp32 shards for the computation, and here "
                     f"the shards themselves are {name}, so {own.cls.rpartition('.')[2]} has no fp32 copy to step; shard fp32 weights",
-                    (took.seen, took.sharding, own.seen, Seen(event.at, "stepped here", event.when)),
+                    (took.seen, took.sharding, own.seen, Seen(event.at, stepped(event), event.when)),
                     unless=frozen(own.weights),
+                    confidence="certain" if isinstance(event, Step) else "likely",
                 )
 
 

@@ -113,6 +113,9 @@ class Interpreter:
         self.mros: dict[Class, list[Value]] = {}
         self.decorator_values: dict[p.Function, tuple[Value, ...]] = {}
         self.registered: set[Any] = set()
+        self.cast_at: dict[
+            Value, tuple[Where, str]
+        ] = {}  # what was cast and is not known to be a model -> where, and how
         self.implementations: dict[str, Func] = {}
         self.yields: list[Callable[[State, Value], Paths] | None] = []
         self.names: dict[Any, str] = {}

@@ -5,11 +5,20 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from precisionlint.events import Grads, Lost, Named, Weights, Written
+from precisionlint.events import Driven, Grads, Lost, Named, Weights, Written
 from precisionlint.source import program as p
 from precisionlint.source.effects.checkpoints import handed_over, saved
-from precisionlint.source.effects.common import MODEL_NAME, Outcome, argument, is_scaler, last_name, result, when
-from precisionlint.source.objects import model_weights, name_of, weights_of
+from precisionlint.source.effects.common import (
+    MODEL_NAME,
+    Outcome,
+    argument,
+    is_optimizer,
+    is_scaler,
+    last_name,
+    result,
+    when,
+)
+from precisionlint.source.objects import model_weights, name_of, named, weights_of
 from precisionlint.source.state import State, reachable
 from precisionlint.source.values import (
     NONE,
@@ -66,6 +75,7 @@ def call_unknown(
     handed_over(it, state, instr, name, values)
     handed_gradients(it, state, instr, name, args)
     handed_weights(it, state, instr, name, values)
+    handed_optimizers(it, state, instr, name, values)
     states = [state]
     for value in values:
         if isinstance(value, (Func, Partial)):
@@ -88,6 +98,17 @@ def handed_weights(it: Interpreter, state: State, instr: p.Call, name: str, valu
             weights = model_weights(it, value)
         if weights is not None:
             it.emit(state, Written(it.where(state, instr.at), (), weights, "maybe", name))
+
+
+TRAINS_GIVEN = re.compile(r"(?:^|_)(?:train|fit|finetune|fine_tune)(?:$|_)|^(?:train|fit)[A-Z]|_epochs?$")
+
+
+def handed_optimizers(it: Interpreter, state: State, instr: p.Call, name: str, values: list[Value]) -> None:
+    """An unread function that trains by its name, and is given an optimizer, steps it."""
+    if TRAINS_GIVEN.search(name):
+        for value in values:
+            if is_optimizer(it, state, value):
+                it.emit(state, Driven(it.where(state, instr.at), when(state), named(value, "optimizer")))
 
 
 def handed_gradients(it: Interpreter, state: State, instr: p.Call, name: str, args: Args) -> None:

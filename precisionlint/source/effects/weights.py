@@ -221,7 +221,11 @@ def take(it: Interpreter, state: State, instr: p.Call, receiver: Value, dtype: s
     where = it.where(state, instr.at)
     if not is_model(it, state, receiver):
         it.emit(state, Cast(where, when(state), receiver, dtype))
-        return cast_value(it, receiver, dtype) if isinstance(receiver, Sym) else receiver
+        if not isinstance(receiver, Sym):
+            return receiver
+        made = cast_value(it, receiver, dtype)
+        it.cast_at.setdefault(made, (where, how))
+        return made
     half = dtype in ("float16", "bfloat16")
     weights, norms = frozenset({weight_path(it, receiver)}), half and has_batchnorm(it, state, receiver)
     it.emit(state, WeightsTake(where, when(state), weights, dtype, how, norms=norms))
@@ -257,6 +261,10 @@ def parameters(it: Interpreter, state: State, instr: p.Call, receiver: Value, na
     if not isinstance(receiver, (Sym, Obj)):
         return call_unknown(it, state, instr, Method(receiver, name), args)
     kind = "named" if name.startswith("named") else "params"
+    if receiver in it.cast_at:  # only now it turns out to be a model
+        where, how = it.cast_at[receiver]
+        dtype = receiver.key[2] if isinstance(receiver, Sym) else None
+        it.emit(state, WeightsTake(where, when(state), frozenset({weight_path(it, receiver)}), dtype, how))
     return one(state, Tensors(kind, model_weights(it, receiver), name not in ("parameters", "named_parameters")))
 
 
