@@ -113,6 +113,7 @@ class Interpreter:
         self.mros: dict[Class, list[Value]] = {}
         self.decorator_values: dict[p.Function, tuple[Value, ...]] = {}
         self.registered: set[Any] = set()
+        self.adapted: set[Value] = set()  # models with trainable adapters in them
         self.cast_at: dict[
             Value, tuple[Where, str]
         ] = {}  # what was cast and is not known to be a model -> where, and how

@@ -121,6 +121,7 @@ def with_adapters(it: Interpreter, state: State, instr: p.Call, args: Args) -> O
     if not isinstance(model, (Obj, Sym)):
         return call_unknown(it, state, instr, External("peft"), args)
     freeze(it, state, instr, model, "an adapter is put over it")
+    it.adapted.add(model)
     if argument(args, 99, "autocast_adapter_dtype") == FALSE:
         add_adapter(it, state, instr, model, "get_peft_model(autocast_adapter_dtype=False)", args)
     return one(state, model)
@@ -229,6 +230,8 @@ def take(it: Interpreter, state: State, instr: p.Call, receiver: Value, dtype: s
     half = dtype in ("float16", "bfloat16")
     weights, norms = frozenset({weight_path(it, receiver)}), half and has_batchnorm(it, state, receiver)
     it.emit(state, WeightsTake(where, when(state), weights, dtype, how, norms=norms))
+    if half and receiver in it.adapted:  # the adapters in it are cast with it
+        it.emit(state, AdapterAdded(where, when(state), weights, how))
     return receiver
 
 
