@@ -535,6 +535,9 @@ PLACES = re.compile(
 CHANNELS = re.compile(r"dim|feat(?!_?(?:shape|size|map))|chan|embed|hidden|^[CD]$", re.I)
 
 
+SAMPLES = re.compile(r"^b$|^bs$|bsz|batch", re.I)
+
+
 @FAMILY.rule("half-arange", Computed)
 def half_arange(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
@@ -556,6 +559,8 @@ def half_arange(state: None, event: Computed) -> Iterator[Any]:
     if follows and ("~weights" in value.dtypes or not PLACES.search(f"{event.scope.owner} {event.scope.function}")):
         return  # levels, bins and the like are few; positions in the dtype of frequencies are half-rope
     end = value.inputs[-1 if len(value.inputs) < 2 else 1]
+    if SAMPLES.search(end.name):
+        return  # one number a sample
     if follows and (
         number(value.option("step", 2)) == 2 or find(end, lambda v: bool(CHANNELS.search(v.name)), limit=6)
     ):

@@ -35,6 +35,8 @@ BENCHMARK = re.compile(r"(?:^|\.)cudnn\.benchmark$")
 ROOT_STATES = 4
 """From how many of the states that a file's top level (or a class's __init__) leaves its other roots start."""
 STAGES = "_per_optimizer_states"
+SET_BY_HAND = re.compile(r"scaler\w*\.update\(\s*\w")
+"""A scale that is given to a scaler: on a path, maybe, that was left out."""
 STAGED = frozenset({"double-unscale", "missing-scaler-update", "clip-before-unscale", "scaled-gradients-read"})
 STEPPING = frozenset({"backward", "step", "optimizer_step", "manual_backward"})
 """A method whose text holds one of these words trains; the others prepare."""
@@ -367,6 +369,8 @@ def read(project: Project, module: ProjectModule, judge: Judge, assume: dict[str
         hits = [
             hit for hit in hits if hit.rule != "tf32-off" or not (silent or (half and hit.confidence == "possible"))
         ]
+    if SET_BY_HAND.search(module.text):
+        hits = [hit for hit in hits if hit.rule != "scaler-settings"]
     if STAGES in module.text:  # the program asks the scaler how far it is: its branches are right where ours may not be
         hits = [hit for hit in hits if hit.rule not in STAGED]
     return Reading(tuple(hits), it.coverage)

@@ -228,6 +228,8 @@ class Frame:
     def assign(self, target: ast.expr, value: Value) -> None:
         match target:
             case ast.Name():
+                if value.op == "index" and value.inputs[0].op == "size":  # a length goes by what the program calls it
+                    value = Value("index", value.inputs, value.dtypes, value.at, target.id)
                 self.names[target.id] = value
             case ast.Tuple() | ast.List():
                 for index, part in enumerate(target.elts):
