@@ -273,6 +273,31 @@ def test_kernels_that_take_several_inputs_as_they_come_are_possible_even_under_a
     assert found(tmp_path) == []
 
 
+COMPILED = """
+import torch
+from deform import _C
+
+
+class Sampled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, {inputs}):
+        ctx.save_for_backward({inputs})
+        return _C.sample_forward({inputs})
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _C.sample_backward(*ctx.saved_tensors, grad)
+"""
+
+
+@pytest.mark.parametrize(("inputs", "told"), [("value, locations", True), ("value, level_index", False)])
+def test_compiled_code_that_takes_several_inputs_as_they_come_is_possible(tmp_path: Path, inputs: str, told: bool):
+    project(tmp_path, region=AUTOCAST, library=COMPILED.format(inputs=inputs))
+    assert found(tmp_path) == []
+    shown = found(tmp_path, select=["custom-ops"], min_confidence="possible")
+    assert grades(shown) == ({("function-without-custom-fwd", "possible", "info")} if told else set())
+
+
 @pytest.mark.parametrize(
     "change",
     [

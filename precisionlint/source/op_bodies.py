@@ -23,13 +23,17 @@ MULTIPLIES = re.compile(r" @ |\bmatmul\(|(?:\b|_)(?:add|badd)?b?mm\(|\beinsum\(|
 ASSIGNED = re.compile(r"= [\w.]+(?:\.to\([\w.]+\.dtype\b|\.type_as\()|\b(?:assert|if) [^\n]*\.dtype\b")
 """That it keeps what it aligned, or asks for agreement."""
 LAUNCHES = re.compile(r"\[grid|\w\[\(|kernel|_cuda\b|triton|_ext\.|kernels\.")
+EXTENSIONS = re.compile(r"_ext\b|\bext_module\.|\b_C\.|_backend\.|\bMSDA\.|torch\.ops\.\w+\.")
+"""Compiled code of a program's own, by the names that such modules are imported as."""
 RETURNS = re.compile(r"(\w+) = \w+\.dtype\b(?s:.*)\.to\((?:dtype=)?\1\)")
 """How a body that computes in another dtype gives its result that of an input."""
 WEIGHTS = re.compile(r"(?:\w*_)?(?:weights?|bias(?:es)?|gamma|w\d?|W\d?)|D?W\d?")
 """Parameters by their name: what is kept in fp32 where the activations beside it come in half."""
 QUANTISED = re.compile(r"scales?(?:_|$)|absmax|quant|zero_?points?")
 """Parameters by their name that only weights in few bits bring along."""
-COUNTS = re.compile(r"ind(?:ex|ices)|idx|_?ids?$|len|ptr|mask|offset|size|seed|num|count|rows|cols|map|order|group")
+COUNTS = re.compile(
+    r"ind(?:ex|ices)|idx|_?ids?$|len|ptr|mask|offset|size|seed|num|count|rows|cols|map|order|group|target|label|shape"
+)
 """Inputs that are integers, by their name."""
 MADE = re.compile(
     r"\b(?:new_)?(?:empty|zeros|ones|full)(?:_like)?\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\.to\((?:torch|tl)\.u?(?:int|long|bool)\w*\)"

@@ -10,6 +10,7 @@ from precisionlint.source.op_bodies import (
     ALIGNS,
     ASSIGNED,
     COUNTS,
+    EXTENSIONS,
     LAUNCHES,
     MULTIPLIES,
     QUANTISED,
@@ -49,13 +50,14 @@ def function(frame: Frame, cls: Class) -> None:
     kept = setup.node if setup is not None else forward.node
     if "save_for_backward" in ast.unparse(kept):
         names = parameters(forward.node)[1:]
+        numbers = [name for name in saved(kept) & set(names) if not COUNTS.search(name)]
         tell(
             frame,
             cls.node,
             forward.node,
             "function",
             names,
-            len(saved(kept) & set(names)) > 1,
+            len(numbers) > 1,
             cls,
             settles(back),
             back,
@@ -132,7 +134,7 @@ def tell(
     mixes = any(WEIGHTS.fullmatch(name) for name in names if name not in sizes) and len(names) > 1
     hands = mixes and LAUNCHES.search(body) and not any(QUANTISED.search(name) for name in names)
     by_itself = not settled and not settles(whole) and (multiplies or hands)
-    launches = LAUNCHES.search(whole) is not None
+    launches = LAUNCHES.search(whole) is not None or EXTENSIONS.search(whole) is not None
     if by_itself or (several and (launches or (kind == "op" and MULTIPLIES.search(whole)))):
         frame.tell(Defined(frame.at(at), (), at.name, kind, bool(by_itself) and mixes, not multiplies))
 
