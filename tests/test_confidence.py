@@ -566,6 +566,27 @@ def test_sums_that_a_setting_or_fsdp_itself_decides(tmp_path: Path, more: str, l
     assert [line for line, rule in hits if rule == "half-gradient-reduction"] == lines
 
 
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (
+            "class Shards:\n    param_dtype: torch.dtype = torch.bfloat16\n    reduce_dtype: torch.dtype = torch.bfloat16",
+            [6],
+        ),
+        ("def shard(model, param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16):\n    return model", [4]),
+        (
+            "class Shards:\n    param_dtype: torch.dtype = torch.bfloat16\n    reduce_dtype: torch.dtype = torch.float32",
+            [],
+        ),
+        ("def mean(value, reduce_dtype=torch.bfloat16):\n    return value", []),
+    ],
+    ids=["a field", "a parameter", "in fp32", "of something else"],
+)
+def test_sums_that_a_default_decides_are_possible(tmp_path: Path, text: str, lines: list[int]):
+    hits = possible(tmp_path, f"import torch\n\n\n{text}\n")
+    assert [line for line, rule in hits if rule == "half-gradient-reduction"] == lines
+
+
 @pytest.mark.parametrize(("sums", "lines"), [("settings.dtype", [6]), ("torch.float32", []), ("settings.sums", [])])
 def test_sums_in_the_dtype_of_the_computation_where_nothing_names_a_half(tmp_path: Path, sums: str, lines: list[int]):
     policy = POLICY.format(more=f", reduce_dtype={sums}").replace("torch.bfloat16", "settings.dtype")

@@ -14,7 +14,7 @@ from copy import deepcopy
 from msgspec.structs import replace
 
 from precisionlint.findings import Place
-from precisionlint.recipes import UNKNOWN, Recipe, Setting
+from precisionlint.recipes import HALVES, UNKNOWN, Recipe, Setting
 from precisionlint.subjects import File, deepspeed, megatron
 from precisionlint.subjects.tree import Table, constant, joined, of_python, tables
 
@@ -52,6 +52,8 @@ def read(file: File) -> Iterator[Recipe]:
             yield from _call(file, node)
         elif isinstance(node, ast.Assign):
             yield from _assignment(file, node)
+        elif isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            yield from _default(file, node)
         pending.extend(reversed(inner))
 
 
@@ -95,6 +97,8 @@ def _call(file: File, node: ast.Call) -> Iterator[Recipe]:
         yield from _accelerate_hook(file, node)
     elif name in ("register_comm_hook", "register_ddp_comm_hook"):
         yield from _hooks(file, [*node.args, *(keyword.value for keyword in node.keywords)], node)
+    elif set(POLICY) <= {keyword.arg for keyword in node.keywords}:
+        yield from _policy_of_another(file, node)
     else:
         handed = [k.value for k in node.keywords if k.arg in ("ddp_comm_hook", "ddp_comm_wrapper", "compression")]
         yield from _hooks(file, handed, node)
@@ -135,6 +139,34 @@ def _policy(file: File, node: ast.Call) -> Iterator[Recipe]:
         setting = setting if setting.half else replace(setting, value=half)
         left = not (sure or (tied and spoken))
         yield Recipe(at=setting.at, when=(), framework="FSDP", reduces=setting, sure=sure, left=left)
+
+
+def _policy_of_another(file: File, node: ast.Call) -> Iterator[Recipe]:
+    """A trainer's own settings for FSDP, whose words are FSDP's: ``shard(model, param_dtype=…, reduce_dtype=DType.bfloat16)``."""
+    keyword = next(each for each in node.keywords if each.arg == "reduce_dtype")
+    if half := HALVES.get(_name(keyword.value)):
+        sums = replace(_setting(file, keyword), value=half)
+        yield Recipe(at=sums.at, when=(), framework="FSDP", reduces=sums)
+
+
+def _default(file: File, node: ast.ClassDef | ast.FunctionDef) -> Iterator[Recipe]:
+    """What the sums of FSDP are in where nobody says so: the default of a field or a parameter that stands beside ``param_dtype``."""
+    if isinstance(node, ast.ClassDef):
+        fields = [each for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)]
+        given = {each.target.id: each.value for each in fields if isinstance(each.target, ast.Name)}
+    else:
+        positional = [*node.args.posonlyargs, *node.args.args]
+        defaults = [None] * (len(positional) - len(node.args.defaults)) + [*node.args.defaults]
+        pairs = [
+            *zip(positional, defaults, strict=True),
+            *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True),
+        ]
+        given = {argument.arg: default for argument, default in pairs}
+    value = given.get("reduce_dtype")
+    half = HALVES.get(_name(value) or str(constant(value))) if value is not None and "param_dtype" in given else None
+    if value is not None and half:
+        sums = Setting("reduce_dtype", half, file.place(value))
+        yield Recipe(at=sums.at, when=(), framework="FSDP", reduces=sums, sure=False, left=True)
 
 
 def _compute_alone(file: File, node: ast.Call, compute: ast.expr | None) -> Iterator[Recipe]:
