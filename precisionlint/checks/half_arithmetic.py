@@ -7,6 +7,7 @@ and then the project itself must show half precision of the kind that reaches th
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -465,7 +466,7 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
         if made is None or frequencies(place) is not None or not positions(place):
             continue
         held = next((s for s in sources(freq) if s.op == "buffer" and "~weights" in s.dtypes), None) or asked(freq)
-        if held is not None and event.scope.enabled is not False and not event.scope.setup:
+        if held is not None and event.scope.enabled is not False and not event.scope.setup and not in_turns(place):
             yield cast_frequencies(held, value)
         how = grade(value.dtypes, event.scope)
         cast = find(value, lambda v: v.op == "cast" and may_be_half(v.dtypes), lambda v: v.op in COUNTED, 16)
@@ -500,6 +501,14 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
                 needs=(AUTOCAST,),
             )
         return
+
+
+def in_turns(place: Value) -> bool:
+    """Whether positions are shares of a turn, multiplied by pi or two: no frequency makes large angles of them."""
+    return (
+        find(place, lambda v: v.name.endswith(".pi") or (number(v) or 0.0) in (math.pi, 2 * math.pi), limit=16)
+        is not None
+    )
 
 
 def asked(freq: Value) -> Value | None:
