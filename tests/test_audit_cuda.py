@@ -19,7 +19,13 @@ import precisionlint
 from precisionlint.audit_report import AuditReport
 
 BF16 = torch.bfloat16
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
+missing = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")
+
+
+def needs_cuda(test: Callable[..., None]) -> Callable[..., None]:
+    """A test that needs one; what torch warns of there (capturable, determinism) is none of the audit's."""
+    decorated: Callable[..., None] = missing(pytest.mark.filterwarnings("ignore::UserWarning")(test))
+    return decorated
 
 
 # -- without one
@@ -142,7 +148,6 @@ OPTIONS: list[dict[str, bool]] = [{}, {"foreach": False}, {"fused": True}, {"cap
 
 
 @needs_cuda
-@pytest.mark.filterwarnings("ignore:.*capturable.*")
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_an_audited_step_on_cuda_equals_a_plain_one_bit_for_bit(dtype: torch.dtype, options: dict[str, bool]):
@@ -209,7 +214,6 @@ def test_fp32_products_on_cuda_run_as_the_switch_says(allow: bool, said: str):
 
 
 @needs_cuda
-@pytest.mark.filterwarnings("ignore:.*capturable.*")
 def test_a_graph_is_captured_within_a_window_and_its_replays_are_named():
     model, x = net(), torch.randint(0, 64, (8, 16), device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), capturable=True)

@@ -111,6 +111,7 @@ def test_collectives_stand_in_the_order_of_the_step_with_their_dtype(reports: di
     assert between("ddp", "backward", "gradients: clip (clip_grad_norm_)") == ["allreduce of float32"]
     assert set(between("fsdp2", "", "backward")) == {"allgather_base of bfloat16"}
     assert between("fsdp2", "backward", "gradients: clip (clip_grad_norm_)")[-1] == "reduce_scatter_base of float32"
+    assert not any("wrap" in station["what"] for station in reports["fsdp2-1"]["order"])  # it sends nothing
 
 
 def test_the_sharded_clip_is_seen_and_storage_is_counted_by_this_ranks_part(reports: dict[str, Any]):

@@ -10,7 +10,7 @@ from precisionlint.trace.gradients import tensors
 from precisionlint.trace.places import here
 from precisionlint.trace.recorder import COLLECTIVES, Call, Watcher
 
-SILENT = frozenset({"wait_tensor", "barrier", "monitored_barrier_"})
+SILENT = frozenset({"wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier_"})
 """Ops among them that carry nothing."""
 
 

@@ -62,7 +62,7 @@ class Underflow:
         cast.ranges.add(before)
         size, gone = before.abs().float(), (out == 0) & (before != 0)
         cast.elements = cast.elements + torch.stack([torch.count_nonzero(before), torch.count_nonzero(gone)])
-        cast.sums = cast.sums + torch.stack([size.sum(), (size * gone).sum()]).double()
+        cast.sums = cast.sums + torch.stack([size.sum(), size.masked_fill(~gone, 0.0).sum()]).double()
 
 
 class Epsilon(Struct, frozen=True):
@@ -83,7 +83,11 @@ def of_adam(optimizer: torch.optim.Optimizer) -> Epsilon | None:
     eps, moments, zeros, broken = 0.0, 0, 0, 0
     for group in optimizer.param_groups:
         value = group.get("eps")
-        if group.get("fused") or not isinstance(value, float) or float(torch.tensor(value, dtype=torch.float16)) != 0.0:
+        if (
+            group.get("fused")
+            or not isinstance(value, float)
+            or float(torch.tensor(value, dtype=torch.float16, device="cpu")) != 0.0
+        ):
             continue
         for parameter in group["params"]:
             second = optimizer.state.get(parameter, {}).get("exp_avg_sq")
