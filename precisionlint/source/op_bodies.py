@@ -23,7 +23,9 @@ MULTIPLIES = re.compile(r" @ |\bmatmul\(|(?:\b|_)(?:add|badd)?b?mm\(|\beinsum\(|
 ASSIGNED = re.compile(r"= [\w.]+(?:\.to\([\w.]+\.dtype\b|\.type_as\()|\b(?:assert|if) [^\n]*\.dtype\b")
 """That it keeps what it aligned, or asks for agreement."""
 LAUNCHES = re.compile(r"\[grid|\w\[\(|kernel|_cuda\b|triton|_ext\.|kernels\.")
-EXTENSIONS = re.compile(r"_ext\b|\bext_module\.|\b_C\.|_backend\.|\bMSDA\.|torch\.ops\.\w+\.")
+EXTENSIONS = re.compile(
+    r"_ext\b|\bext_module\.|\b_C\.|(?:\b|_)backend\.\w+\(|\bMSDA\.|torch\.ops\.\w+\.|\bgmm\(|\bwp\.launch\("
+)
 """Compiled code of a program's own, by the names that such modules are imported as."""
 RETURNS = re.compile(r"(\w+) = \w+\.dtype\b(?s:.*)\.to\((?:dtype=)?\1\)")
 """How a body that computes in another dtype gives its result that of an input."""
