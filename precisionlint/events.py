@@ -196,6 +196,12 @@ class LossScaled(Event, frozen=True, eq=False):
     region: Region | None
 
 
+class LossUnscaled(Event, frozen=True, eq=False):
+    """A loss that a scaler scaled is divided by a scale of it, which was read at ``at``."""
+
+    scaler: Named
+
+
 class Backward(Event, frozen=True, eq=False):
     """Gradients are added up. ``scale`` is Known(scaler), Known(None) for a loss that nothing scaled, or None. ``engine``: whose backward
     this is, where that scales; ``weights``: those whose gradients it reaches, where that is known."""
@@ -244,10 +250,12 @@ class Step(Event, frozen=True, eq=False):
 
 
 class Update(Event, frozen=True, eq=False):
-    """A scaler's scale is updated (which also makes every optimizer ready for the next step). ``by_hand``: to a scale that is given."""
+    """A scaler's scale is updated (which also makes every optimizer ready for the next step). ``by_hand``: to a scale that is given;
+    ``read``: the program reads scales somewhere."""
 
     scaler: Named
     by_hand: bool = False
+    read: bool = False
 
 
 class ZeroGrad(Event, frozen=True, eq=False):

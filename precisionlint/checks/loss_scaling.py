@@ -30,6 +30,7 @@ from precisionlint.events import (
     Grads,
     Known,
     LossScaled,
+    LossUnscaled,
     Named,
     Region,
     ScaleRead,
@@ -155,8 +156,18 @@ def unscaled_first(event: Grads, scaler: Named, own: Own | None) -> Remedy | Non
     return Remedy((Change("before", event.at, step, f"{scaler.name}.unscale_({own.optimizer.name})"),))
 
 
-@FAMILY.rule("scaled-gradients-read", Grads, Step)
-def scaled_gradients_read(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
+@FAMILY.rule("scaled-gradients-read", Grads, Step, LossUnscaled)
+def scaled_gradients_read(ledger: Ledger, event: Grads | Step | LossUnscaled) -> Iterator[Any]:
+    if isinstance(event, LossUnscaled):
+        if (event.scaler, event.at) in ledger.stale:
+            yield Hit(
+                "scaled-gradients-read",
+                event.at,
+                f"the loss is divided by a scale that '{event.scaler.name}' did not scale it with: update() has changed it by then, and the value "
+                "is off by a factor of 2 each time it does; read the scale before update(), or log the loss as it was before scaling",
+                (seen(event, "read here, after update()"),),
+            )
+        return
     if isinstance(event, Step):
         for touched, confidence in never_unscaled(ledger, event, "read"):
             scaler = event.via.name if event.via is not None else ""

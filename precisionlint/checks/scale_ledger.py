@@ -18,11 +18,13 @@ from precisionlint.events import (
     Grads,
     Iteration,
     Known,
+    LossScaled,
     Lost,
     Named,
     Opened,
     Owns,
     Renewed,
+    ScaleRead,
     ScalerMade,
     Sharded,
     Step,
@@ -146,7 +148,8 @@ class Adapter(Record, frozen=True, eq=False):
 class Ledger(Record, frozen=True, eq=False):
     """The state of loss scaling on one path. ``fp16``: a backward of fp16 gradients that nothing scaled, in this turn of the loop, with
     nothing done to them since. ``window``: of a step that is measured; what stood before it is not known, and nobody's to guess.
-    ``used``: scalers that came from outside and have stepped."""
+    ``used``: scalers that came from outside and have stepped; ``moved_on``: those that were updated since they scaled a loss, and ``stale``:
+    where their scale was read since."""
 
     aside: ClassVar[tuple[str, ...]] = ("plain", "fp16")
 
@@ -168,6 +171,8 @@ class Ledger(Record, frozen=True, eq=False):
     touched: frozenset[Touched] = frozenset()
     window: bool = False
     used: frozenset[Named] = frozenset()
+    moved_on: frozenset[Named] = frozenset()
+    stale: frozenset[tuple[Named, Any]] = frozenset()
 
 
 def seen(event: Event, text: str) -> Seen:
@@ -289,7 +294,21 @@ def after_update(ledger: Ledger, event: Update) -> Ledger:
         waiting |= {Waiting(event.scaler, stepped, seen(event, f"'{event.scaler.name}' is updated here"))}
         pending = frozenset(p for p in pending if p.scaler != event.scaler)
     progress = frozenset(p for p in ledger.progress if p.scaler != event.scaler)
-    return replace(ledger, waiting=waiting, pending=pending, progress=progress)
+    moved_on = ledger.moved_on | {event.scaler} if event.read and stepped else ledger.moved_on
+    return replace(ledger, waiting=waiting, pending=pending, progress=progress, moved_on=moved_on)
+
+
+def after_loss_scaled(ledger: Ledger, event: LossScaled) -> Ledger:
+    if event.scaler not in ledger.moved_on:
+        return ledger
+    stale = frozenset(one for one in ledger.stale if one[0] != event.scaler)
+    return replace(ledger, moved_on=ledger.moved_on - {event.scaler}, stale=stale)
+
+
+def after_read(ledger: Ledger, event: ScaleRead) -> Ledger:
+    if event.scaler not in ledger.moved_on:
+        return ledger
+    return replace(ledger, stale=ledger.stale | {(event.scaler, event.at)})
 
 
 def after_zero(ledger: Ledger, event: ZeroGrad) -> Ledger:
@@ -415,6 +434,7 @@ def in_half(ledger: Ledger) -> Weights:
 
 
 ADVANCE: dict[type[Event], Any] = {
+    LossScaled: after_loss_scaled, ScaleRead: after_read,
     Opened: after_opened,
     Backward: after_backward, Grads: after_grads, Step: after_step, Update: after_update, ZeroGrad: after_zero,
     ScalerMade: after_made, Owns: after_owns, Lost: after_lost, Renewed: after_renewed, Sharded: after_sharded,

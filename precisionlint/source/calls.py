@@ -55,6 +55,9 @@ RESULTS = 4
 
 def call(it: Interpreter, instr: p.Call, state: State) -> list[tuple[State, Value]]:
     args = arguments(it, instr, state)
+    for _, value in args:
+        if isinstance(value, Sym) and value.key[:2] == ("op", "/"):
+            effects.loss_divided(it, state, value)
     func = instr.func
     if isinstance(func, p.Attr):
         receiver = evaluate(it, state, func.obj)

@@ -10,6 +10,7 @@ from precisionlint.events import (
     Grads,
     Known,
     LossScaled,
+    LossUnscaled,
     Named,
     ScaleRead,
     ScalerMade,
@@ -160,14 +161,27 @@ def scaler_step(it: Interpreter, state: State, instr: p.Call, me: Named, args: A
 
 
 def scaler_update(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
-    it.emit(state, Update(it.where(state, instr.at), when(state), me, bool(args)))
+    read = any("get_scale" in module.text for module in it.global_frames)
+    it.emit(state, Update(it.where(state, instr.at), when(state), me, bool(args), read))
     return one(state, NONE)
 
 
 def scaler_get(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
     where = it.where(state, instr.at)
     it.emit(state, ScaleRead(where, when(state), me, it.innermost_loop(state)))
-    return one(state, it.site(state, instr.at, f"{me.name}.get_scale()", Flow(me, None, "scale"), ()))
+    flow = Flow(me, None, "scale", (where, when(state)))
+    return one(state, it.site(state, instr.at, f"{me.name}.get_scale()", flow, ()))
+
+
+def loss_divided(it: Interpreter, state: State, quotient: Sym) -> None:
+    """A loss that was scaled is handed on, divided by a scale that was read: ``log(loss.item() / scaler.get_scale())``."""
+    loss, scale = flow_of(quotient.key[2]), flow_of(quotient.key[3])
+    scaler = scale.scaled
+    if scale.factor != "scale" or scale.scaled_at is None:
+        return
+    if isinstance(scaler, Named) and loss.scaled == scaler and not loss.factor:
+        at, labels = scale.scaled_at
+        it.emit(state, LossUnscaled(at, labels, scaler))
 
 
 def plain_scale(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
