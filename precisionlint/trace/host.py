@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-HAS_GRAPHS = torch.version.cuda is not None or torch.version.hip is not None
-"""Whether this torch knows CUDA graphs; asking one that does not raises."""
-
 
 def capturing() -> bool:
-    """Whether a CUDA graph is being captured."""
-    return HAS_GRAPHS and bool(torch.cuda.is_current_stream_capturing())
+    """Whether a CUDA graph is being captured. To ask that where nothing has used CUDA yet raises on a machine without one."""
+    used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return used and bool(torch.cuda.is_current_stream_capturing())
 
 
 def has_values(tensor: torch.Tensor) -> bool:
