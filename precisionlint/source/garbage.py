@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from itertools import compress
+from operator import is_not
 from typing import Any
 
 from precisionlint.source.state import State, differing
@@ -71,8 +73,9 @@ class Collector:
         for frame, scope in frames.items():
             if self._frames.get(frame) is not scope and frame not in own_frames:
                 todo.extend(self.leaves(scope))
-        for obj, settled in self._heap.items():
-            if obj not in own_objects and heap.get(obj, settled) is not settled:
+        now = map(heap.get, self._heap, self._heap.values())
+        for obj in compress(self._heap, map(is_not, now, self._heap.values())):
+            if obj not in own_objects:
                 todo.extend(self.leaves(heap[obj]))
         self.reach(todo, shared, heap, own_objects)
         met = [obj for obj in own_objects if obj in shared]

@@ -7,7 +7,8 @@ condition decided, and decided it oppositely, stand for all paths once that deci
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
+from itertools import compress, islice
+from operator import is_, is_not
 from typing import Any
 
 from msgspec import Struct
@@ -190,15 +191,12 @@ def differing(dicts: list[dict[Any, Any]]) -> list[Any]:
         if other is first:
             continue
         # Paths of one origin hold what they share in the same order: most of it is told apart without looking anything up.
-        alike = 0
-        for (key, value), (same, its) in zip(first.items(), other.items(), strict=False):
-            if key is not same:
-                break
-            if value is not its:
-                found[key] = None
-            alike += 1
-        for key, value in islice(first.items(), alike, None):
-            if key not in other or other[key] is not value:
+        shared = list(map(is_, first, other))
+        alike = shared.index(False) if False in shared else len(shared)
+        for key in compress(islice(first, alike), map(is_not, first.values(), other.values())):
+            found[key] = None
+        for key in islice(first, alike, None):
+            if key not in other or other[key] is not first[key]:
                 found[key] = None
         for key in islice(other, alike, None):
             if key not in first:
