@@ -26,7 +26,7 @@ from precisionlint.config import Settings
 from precisionlint.reader import NOTHING, FileResult, Looked, Plan, Reading, Survey, digest
 from precisionlint.source.root import PRECISION, find_root, surveyed_files
 
-HEADER = "precisionlint cache 4 "
+HEADER = "precisionlint cache 5 "
 RACY = 2.0
 """Seconds: the times of a file that changed so shortly before a run do not tell whether it changed again."""
 MOMENT = 0.05
@@ -206,15 +206,28 @@ class Cache:
         if key is None or not self._learn(key, {}) or self._files[key][0] != data_digest:
             return
 
+        with contextlib.suppress(ValueError):
+            self._results[key] = [surveyed, None if result == NOTHING else self._encoded(display, result)]
+            self._put.add(key)
+
+    def renew(self, display: str, path: str, result: FileResult) -> None:
+        """Keeps more of a result that is kept already: its fixes as text."""
+        key = self._key(path)
+        if key is not None and key in self._results:
+            with contextlib.suppress(ValueError):
+                self._results[key][1] = self._encoded(display, result)
+                self._dirty = True
+
+    def _encoded(self, display: str, result: FileResult) -> Any:
+        """A result with paths from the root, and nothing for the file's own. Raises ValueError where it names a file outside."""
+
         def rename(name: str) -> str:
             found = "" if name == display else self._key(os.path.abspath(name))
             if found is None:
                 raise ValueError(f"{name} is not the project's")
             return found
 
-        with contextlib.suppress(ValueError):
-            self._results[key] = [surveyed, None if result == NOTHING else encode(result, rename)]
-            self._put.add(key)
+        return encode(result, rename)
 
     def learn(self, looked: Mapping[Path, Mapping[Path, Path | None]]) -> None:
         """Keeps what the reading of files led to (see ``source.project.Project.looked``)."""
@@ -381,6 +394,12 @@ class Kept:
         cache = self._of.get(reading.display)
         if cache is not None and reading.digest:
             cache.put(reading.display, os.path.abspath(path), reading.digest, reading.result, surveyed=reading.surveyed)
+
+    def renew(self, display: str, path: Path, result: FileResult) -> None:
+        """Keeps more of a result, see ``Cache.renew``."""
+        cache = self._of.get(display)
+        if cache is not None:
+            cache.renew(display, os.path.abspath(path), result)
 
     def save(self) -> None:
         """Writes what is new."""

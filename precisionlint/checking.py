@@ -20,7 +20,7 @@ from precisionlint import baseline, documents, files, suppress
 from precisionlint.baseline import Baseline
 from precisionlint.cache import Kept
 from precisionlint.config import Configuration, Settings
-from precisionlint.findings import Coverage, Finding, Replacement, Report, Suppressed
+from precisionlint.findings import Coverage, Finding, Place, Replacement, Report, Suppressed
 from precisionlint.reader import (
     NOTHING,
     FileResult,
@@ -106,7 +106,7 @@ def check(request: Request) -> Report:
     findings = [torches.fixable(each, settings[each.place.path], paths[each.place.path]) for each in findings]
     looked_at = {os.path.realpath(path) for _, path in found} if baselines else set()
     stale = [entry for each in dict.fromkeys(baselines.values()) for entry in each.stale(looked_at)]
-    replacements = _replacements(findings, request.texts) if request.fixes else {}
+    replacements = _replacements(findings, results) if request.fixes else {}
     if request.fixes:  # what cannot be made here is no fix
         findings = [each if each.fix is None or each in replacements else replace(each, fix=None) for each in findings]
     return Report(
@@ -164,24 +164,34 @@ class Torches:
         )
 
 
-def _replacements(findings: Iterable[Finding], texts: Mapping[str, bytes]) -> dict[Finding, tuple[Replacement, ...]]:
-    """The fixes that can be made, as text. A file that cannot be read any more has none."""
-    by_path: dict[str, list[Finding]] = {}
-    for finding in findings:
-        if finding.fix is not None:
-            by_path.setdefault(finding.place.path, []).append(finding)
-    if not by_path:
-        return {}
+def _with_fixes(display: str, path: Path, result: FileResult, texts: Mapping[str, bytes]) -> FileResult:
+    """A result with its fixes as text. A file that cannot be read any more has none."""
     from precisionlint import notebook_fixes
     from precisionlint.source import fixes
 
+    maker = notebook_fixes if documents.kind(display) == "notebook" else fixes
     made: dict[Finding, tuple[Replacement, ...]] = {}
-    for path, each in by_path.items():
-        with contextlib.suppress(OSError):
-            data = texts[path] if path in texts else Path(path).read_bytes()
-            maker = notebook_fixes if documents.kind(path) == "notebook" else fixes
-            made |= with_deep_stack(lambda m=maker, d=data, e=each: m.rendered(d, e))  # type: ignore[misc]
-    return made
+    with contextlib.suppress(OSError):
+        data = texts[display] if display in texts else path.read_bytes()
+        made = with_deep_stack(lambda: maker.rendered(data, result.findings))
+    return replace(result, made=tuple(map(made.get, result.findings)))
+
+
+def _replacements(
+    findings: Iterable[Finding], results: Mapping[str, FileResult]
+) -> dict[Finding, tuple[Replacement, ...]]:
+    """The fixes of findings as text, of those that can be made; settings may have changed a finding's severity since."""
+
+    def fault(finding: Finding) -> tuple[str, Place, str]:
+        return finding.rule, finding.place, finding.message
+
+    made = {
+        fault(finding): replacements
+        for result in results.values()
+        for finding, replacements in zip(result.findings, result.made or (), strict=False)
+        if replacements is not None
+    }
+    return {each: made[fault(each)] for each in findings if each.fix is not None and fault(each) in made}
 
 
 def suffixes(*, markdown: bool) -> tuple[str, ...]:
@@ -289,6 +299,11 @@ def _read(
                 request.progress(reading.display, len(results), len(found))
             results[reading.display] = reading.result
             kept.put(reading, paths[reading.display])
+    for display, path in found if request.fixes else ():
+        result = results[display]
+        if result.made is None and any(finding.fix is not None for finding in result.findings):
+            results[display] = _with_fixes(display, path, result, request.texts)
+            kept.renew(display, path, results[display])
     kept.save()
     for display, path in found:
         # A file that is named is looked at, even if nothing in it trains.

@@ -21,7 +21,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from precisionlint import documents, suppress
-from precisionlint.findings import FileError, Finding, GaveUp, Place, best
+from precisionlint.findings import FileError, Finding, GaveUp, Place, Replacement, best
 from precisionlint.source.screen import own_words, worth_parsing
 from precisionlint.subjects import SUBJECTS
 
@@ -74,6 +74,8 @@ class FileResult(Struct, frozen=True):
     comments: tuple[suppress.Comment, ...] = ()
     errors: tuple[FileError, ...] = ()
     totals: Totals = field(default_factory=Totals)
+    made: tuple[tuple[Replacement, ...] | None, ...] | None = None
+    """The fix of each finding as text, None where there is none that can be made; None as a whole until fixes are asked for."""
 
     @property
     def complete(self) -> bool:

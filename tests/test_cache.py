@@ -320,16 +320,19 @@ def test_old_caches_are_taken_away():
     assert not list(file.parent.glob("old*"))
 
 
-def test_a_run_answered_from_the_cache_imports_no_front_end():
-    write("train.py")
+@pytest.mark.parametrize("form", ["text", "json", "sarif"])
+def test_a_run_answered_from_the_cache_imports_no_front_end(form: str):
+    write("train.py")  # its fix is part of json and sarif
     write("helpers.py", HELPERS)
     write("fp32.py", FP32)
     script = (
-        "import sys\nfrom precisionlint import cli\ncode = cli.main(['check', '.'])\n"
+        "import sys\nfrom precisionlint import cli\ncode = cli.main(['check', '.', '--format', sys.argv[1]])\n"
         "heavy = {'libcst', 'rich', 'yaml', 'subprocess', 'precisionlint.source.run', 'precisionlint.source.project'}\n"
         "print(code, sorted(heavy & set(sys.modules)))"
     )
-    told = [subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout for _ in range(2)]
+    command = [sys.executable, "-c", script, form]
+    told = [subprocess.run(command, capture_output=True, text=True).stdout for _ in range(2)]
+    assert ('"edits"' in told[0] or '"fixes"' in told[0]) == (form != "text")
     assert told[0].replace(told[0].splitlines()[-1], "") == told[1].replace(told[1].splitlines()[-1], "")
     assert told[1].splitlines()[-1] == "1 []"
 
