@@ -106,7 +106,7 @@ def check(request: Request) -> Report:
     findings = [torches.fixable(each, settings[each.place.path], paths[each.place.path]) for each in findings]
     looked_at = {os.path.realpath(path) for _, path in found} if baselines else set()
     stale = [entry for each in dict.fromkeys(baselines.values()) for entry in each.stale(looked_at)]
-    replacements = _replacements(findings, results) if request.fixes else {}
+    replacements = _replacements(findings, results, paths, request.texts) if request.fixes else {}
     if request.fixes:  # what cannot be made here is no fix
         findings = [each if each.fix is None or each in replacements else replace(each, fix=None) for each in findings]
     return Report(
@@ -164,34 +164,49 @@ class Torches:
         )
 
 
-def _with_fixes(display: str, path: Path, result: FileResult, texts: Mapping[str, bytes]) -> FileResult:
-    """A result with its fixes as text. A file that cannot be read any more has none."""
+def _rendered(
+    display: str, path: Path, findings: Iterable[Finding], texts: Mapping[str, bytes]
+) -> dict[Finding, tuple[Replacement, ...]]:
+    """The fixes of a file's findings that can be made, as text. A file that cannot be read any more has none."""
     from precisionlint import notebook_fixes
     from precisionlint.source import fixes
 
     maker = notebook_fixes if documents.kind(display) == "notebook" else fixes
-    made: dict[Finding, tuple[Replacement, ...]] = {}
     with contextlib.suppress(OSError):
         data = texts[display] if display in texts else path.read_bytes()
-        made = with_deep_stack(lambda: maker.rendered(data, result.findings))
-    return replace(result, made=tuple(map(made.get, result.findings)))
+        return with_deep_stack(lambda: maker.rendered(data, findings))
+    return {}
 
 
 def _replacements(
-    findings: Iterable[Finding], results: Mapping[str, FileResult]
+    findings: Iterable[Finding],
+    results: Mapping[str, FileResult],
+    paths: Mapping[str, Path],
+    texts: Mapping[str, bytes],
 ) -> dict[Finding, tuple[Replacement, ...]]:
-    """The fixes of findings as text, of those that can be made; settings may have changed a finding's severity since."""
-
-    def fault(finding: Finding) -> tuple[str, Place, str]:
-        return finding.rule, finding.place, finding.message
-
-    made = {
-        fault(finding): replacements
+    """The fixes of findings that can be made, as text: those that came with the results, and those of what comments gave rise to."""
+    known = {
+        _fault(finding): replacements
         for result in results.values()
         for finding, replacements in zip(result.findings, result.made or (), strict=False)
-        if replacements is not None
     }
-    return {each: made[fault(each)] for each in findings if each.fix is not None and fault(each) in made}
+    made: dict[Finding, tuple[Replacement, ...]] = {}
+    others: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.fix is None:
+            continue
+        if _fault(finding) not in known:
+            others.setdefault(finding.place.path, []).append(finding)
+        elif replacements := known[_fault(finding)]:
+            made[finding] = replacements
+    for display, each in others.items():
+        made |= _rendered(display, paths[display], each, texts)
+    return made
+
+
+def _fault(finding: Finding) -> tuple[str, Place, str]:
+    """What a finding is of, whatever severity the settings give it."""
+    return finding.rule, finding.place, finding.message
 
 
 def suffixes(*, markdown: bool) -> tuple[str, ...]:
@@ -302,7 +317,8 @@ def _read(
     for display, path in found if request.fixes else ():
         result = results[display]
         if result.made is None and any(finding.fix is not None for finding in result.findings):
-            results[display] = _with_fixes(display, path, result, request.texts)
+            made = _rendered(display, path, result.findings, request.texts)
+            results[display] = replace(result, made=tuple(map(made.get, result.findings)))
             kept.renew(display, path, results[display])
     kept.save()
     for display, path in found:
