@@ -278,6 +278,7 @@ for step in range(4):
 """
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # of torch 2.8's LBFGS itself
 @pytest.mark.parametrize(("optimizer", "runs"), [("AdamW", 1), ("LBFGS", None)])
 @pytest.mark.parametrize("step", [1, 2])
 def test_an_iteration_whose_forward_runs_in_a_closure_is_a_whole_one(
