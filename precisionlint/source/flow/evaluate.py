@@ -23,6 +23,7 @@ from precisionlint.source.flow.words import (
     VERSION,
     annotated,
     ast_name,
+    is_decided,
     is_device,
     is_number,
     is_property,
@@ -510,7 +511,7 @@ class Frame:
 
     def compare(self, node: ast.Compare) -> Value:
         values = [self.expr(node.left), *[self.expr(other) for other in node.comparators]]
-        if len(values) == 2 and all(value.op == "constant" for value in values):
+        if len(values) == 2 and all(is_decided(value) for value in values):
             same = values[0].constant == values[1].constant
             if isinstance(node.ops[0], (ast.Eq, ast.Is)):
                 return constant(same)

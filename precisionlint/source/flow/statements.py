@@ -13,7 +13,7 @@ from precisionlint.source.flow import definitions
 from precisionlint.source.flow.heap import NOTHING, Class, Environment, Function
 from precisionlint.source.flow.joins import appended, element, join
 from precisionlint.source.flow.torch_calls import dtypes_named
-from precisionlint.source.flow.words import BINARY, NO_TENSOR, catches, is_property_setter
+from precisionlint.source.flow.words import BINARY, NO_TENSOR, catches, is_decided, is_property_setter
 from precisionlint.valueflow import HALF, UNKNOWN, WIDE, Dtypes, Returned, Value, constant, may_be_half
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def if_(frame: Frame, node: ast.If) -> None:
         test = frame.expr(node.test)
         if frame.asks_version(node.test, test):
             frame.scope = structs.replace(scope, guarded="version")
-        decided = test.op == "constant" and isinstance(test.constant, (bool, type(None))) and frame.depth > 0
+        decided = is_decided(test) and isinstance(test.constant, (bool, type(None))) and frame.depth > 0
         if not decided or test.constant:
             bodies.append(node.body)
             known.append(told(frame, node.test))

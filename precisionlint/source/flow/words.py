@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from precisionlint.valueflow import BOOL, INT64, NUMBER, UNKNOWN, Dtypes
+from precisionlint.valueflow import BOOL, INT64, NUMBER, UNKNOWN, Dtypes, Value
 
 BINARY: dict[type[ast.operator], str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "remainder", ast.Pow: "pow",
@@ -64,6 +64,11 @@ TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$")
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def is_decided(value: Value) -> bool:
+    """Whether a value is a constant that is known; a size that was unpacked is a number that is not."""
+    return value.op == "constant" and not (value.constant is None and value.dtypes == NUMBER)
 
 
 def is_static(node: Any) -> bool:
