@@ -122,8 +122,12 @@ class Reader(Struct, frozen=True):
         return thin(merge(states), limit, self.it.kept)
 
     def call(self, state: State, func: Func) -> list[State]:
-        """Calls a root with arguments of which nothing is known."""
-        call = p.Call(0, p.Name(func.function.name), (), func.function.node)
+        """Calls a root with arguments of which nothing is known: where it is defined, or where the class that inherits it is."""
+        node: Any = func.function.node
+        heir = func.receiver.cls if isinstance(func.receiver, Obj) else func.receiver
+        if func.module is not self.module and isinstance(heir, Class) and heir.module is self.module:
+            node = heir.cls.node
+        call = p.Call(0, p.Name(func.function.name), (), node)
         results = self.it.call_function(func, (("*", self.it.free("…")),), call, state)
         return [one for one, _ in results]
 
