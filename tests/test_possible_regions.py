@@ -193,3 +193,39 @@ def test_a_scaler_of_whichever_dtype_is_given_is_possible(tmp_path: Path, enable
 def test_a_backward_in_a_region_of_whichever_dtype_is_given_is_possible(tmp_path: Path, inside: str, many: int) -> None:
     text = HEAD + GIVEN.format(enabled="enabled=mixed", dtype="settings.dtype", inside=inside)
     assert told(tmp_path, text, "backward-under-autocast") == [("info", "possible")] * many
+
+
+SEVERAL = """
+class Steps:
+    def __init__(self, optimizers):
+        self.optimizers = optimizers
+
+    def apply(self, scaler, losses):
+        for optimizer in self.optimizers:
+            {before}
+            scaler.step(optimizer)
+            {inside}
+            optimizer.zero_grad()
+        {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "inside", "after", "many"),
+    [
+        ("pass", "scaler.update()", "pass", 1),
+        ("pass", "pass", "scaler.update()", 0),
+        (
+            "pass",
+            "pass",
+            "scaler.update()\n\n    def twice(self, scaler, losses):\n        for _ in range(2):\n            self.apply(scaler, losses)",
+            0,
+        ),
+        ("scaler.scale(losses.pop()).backward()", "scaler.update()", "pass", 0),
+    ],
+)
+def test_an_update_between_optimizers_of_which_no_backward_is_seen_is_possible(
+    tmp_path: Path, before: str, inside: str, after: str, many: int
+) -> None:
+    text = HEAD + SEVERAL.format(before=before, inside=inside, after=after)
+    assert told(tmp_path, text, "scaler-updated-per-optimizer") == [("info", "possible")] * many

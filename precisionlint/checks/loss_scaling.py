@@ -535,12 +535,13 @@ def scaler_not_checkpointed(ledger: Ledger, event: Checkpoint) -> Iterator[Any]:
 def scaler_updated_per_optimizer(ledger: Ledger, event: Step) -> Iterator[Any]:
     for w in ledger.waiting:
         if w.scaler == event.via and event.optimizer not in w.stepped:
+            whose = f"the next '{event.optimizer.name}'" if w.renewed else f"'{event.optimizer.name}'"
             yield Hit(
                 "scaler-updated-per-optimizer",
                 w.update.at,
-                f"'{w.scaler.name}' is updated before '{event.optimizer.name}' has stepped on gradients with the old scale: update once, after "
-                "all optimizers",
-                (w.update, seen(event, f"'{event.optimizer.name}' steps afterwards, with no backward between")),
+                f"'{w.scaler.name}' is updated before {whose} has stepped on gradients with the old scale: update once, after all optimizers",
+                (w.update, seen(event, f"{whose} steps afterwards, with no scaled backward between")),
+                confidence="possible" if w.guess else "likely" if w.renewed else "certain",
             )
 
 
@@ -598,7 +599,7 @@ def scheduler_steps_when_skipped(ledger: Ledger, event: SchedulerStep | Step) ->
             yield Evidence(("steps in", event.loop))
         return
     stepped = sorted((p.seen for p in ledger.progress if p.phase == "stepped"), key=lambda s: s.text) or sorted(
-        (w.update for w in ledger.waiting), key=lambda s: s.text
+        (w.update for w in ledger.waiting if not w.guess), key=lambda s: s.text
     )
     if stepped and not event.guarded:
         yield Hit(

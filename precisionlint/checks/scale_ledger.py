@@ -91,13 +91,17 @@ class Touched(Record, frozen=True, eq=False):
 
 
 class Waiting(Record, frozen=True, eq=False):
-    """A scaler that was updated while gradients that it scaled had not been stepped with."""
+    """A scaler that was updated while gradients that it scaled had not been stepped with. ``guess``: no backward is in sight; ``renewed``:
+    the name of one that has stepped stands for another by now, in the loop in which the update ran; ``left``: that loop is left."""
 
     aside: ClassVar[tuple[str, ...]] = ("update",)
 
     scaler: Named
     stepped: frozenset[Named]
     update: Seen
+    guess: bool = False
+    renewed: bool = False
+    left: bool = False
 
 
 class Made(Record, frozen=True, eq=False):
@@ -188,6 +192,8 @@ def advance(ledger: Ledger, event: Event) -> Ledger:
 
 
 def after_backward(ledger: Ledger, event: Backward) -> Ledger:
+    if any(w.guess for w in ledger.waiting):
+        ledger = replace(ledger, waiting=frozenset(w for w in ledger.waiting if not w.guess))
     if event.scale is None:
         return replace(ledger, unknown=True)
     scaler = event.scale.value
@@ -293,6 +299,8 @@ def after_update(ledger: Ledger, event: Update) -> Ledger:
     if any(p.scaler == event.scaler for p in pending) and stepped:
         waiting |= {Waiting(event.scaler, stepped, seen(event, f"'{event.scaler.name}' is updated here"))}
         pending = frozenset(p for p in pending if p.scaler != event.scaler)
+    elif stepped and not (ledger.unknown or ledger.is_plain or ledger.window or waiting):
+        waiting |= {Waiting(event.scaler, stepped, seen(event, f"'{event.scaler.name}' is updated here"), guess=True)}
     progress = frozenset(p for p in ledger.progress if p.scaler != event.scaler)
     moved_on = ledger.moved_on | {event.scaler} if event.read and stepped else ledger.moved_on
     return replace(ledger, waiting=waiting, pending=pending, progress=progress, moved_on=moved_on)
@@ -330,7 +338,11 @@ def after_zero(ledger: Ledger, event: ZeroGrad) -> Ledger:
 
 
 def after_iteration(ledger: Ledger, event: Iteration) -> Ledger:
-    """What zero_grad() meets in the next turn is not what was thrown away in this one."""
+    """What zero_grad() meets in the next turn is not what was thrown away in this one. In a loop that is entered anew, the optimizers step
+    once more, after a backward that may not have been read."""
+    if not event.again and ledger.waiting:
+        waiting = frozenset(replace(w, left=True) for w in ledger.waiting if not w.guess)
+        ledger = replace(ledger, waiting=waiting)
     return replace(ledger, fp16=None) if event.again and ledger.fp16 is not None else ledger
 
 
@@ -388,7 +400,11 @@ def after_renewed(ledger: Ledger, event: Renewed) -> Ledger:
         made=frozenset(replace(m, stepped=kept(m.stepped), before=kept(m.before)) for m in ledger.made),
         progress=frozenset(p for p in ledger.progress if event.object not in (p.optimizer.id, p.scaler.id)),
         pending=frozenset(p for p in ledger.pending if p.scaler.id != event.object),
-        waiting=frozenset(w for w in ledger.waiting if w.scaler.id != event.object),
+        waiting=frozenset(
+            w if w.left else replace(w, stepped=kept(w.stepped), renewed=w.renewed or kept(w.stepped) != w.stepped)
+            for w in ledger.waiting
+            if w.scaler.id != event.object
+        ),
     )
 
 
