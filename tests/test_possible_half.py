@@ -77,6 +77,14 @@ def sizes(model):
     return {name: weight.data.norm().item() for name, weight in model.named_parameters()}  # <-
 """,
     ),
+    "the norm of a gradient that is handed in": (
+        "half-gradient-norm",
+        """
+def limited(rate, grad, most):
+    size = grad.norm(2).item()  # <-
+    return rate * min(1.0, most / (size + 1e-6))
+""",
+    ),
     "a threshold by its logarithm": (
         "exp-in-half",
         """
@@ -280,6 +288,24 @@ class Runner:
             self.averages[index] = (1 - decay) * weight.data + decay * self.averages[index]  # <-
 """,
     ),
+    "an average in buffers, whose rate is an fp32 number": (
+        "half-ema",
+        """
+class Averaged(nn.Module):
+    def __init__(self, model, decay):
+        super().__init__()
+        self.register_buffer("decay", torch.tensor(decay, dtype=torch.float32))
+        for name, weight in model.named_parameters():
+            self.register_buffer(name.replace(".", ""), weight.clone().detach().data)
+
+    def forward(self, model):
+        rest = 1.0 - self.decay
+        mine = dict(self.named_buffers())
+        for name, weight in model.named_parameters():
+            held = mine[name.replace(".", "")].type_as(weight)
+            held.sub_(rest * (held - weight))  # <-
+""",
+    ),
     "a teacher that follows": (
         "half-ema",
         """
@@ -329,6 +355,10 @@ def size(model):
 
 def sizes(model):
     return {name: weight.norm(2, dtype=torch.float32) for name, weight in model.named_parameters()}
+
+
+def limited(rate, grad, most):
+    return rate * min(1.0, most / grad.float().norm())
 """,
     "exponentials of what is no logarithm, and of one in fp32": """
 class Gate(nn.Module):

@@ -308,6 +308,9 @@ def fp16_of(how: str, value: Value) -> str:
 # -- gradients
 
 
+GRADIENT = re.compile(r"^(?:d_p|grads?|gradients?)$")
+
+
 @FAMILY.rule("half-gradient-norm", Computed)
 def half_gradient_norm(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
@@ -333,6 +336,19 @@ def half_gradient_norm(state: None, event: Computed) -> Iterator[Any]:
             (HALF_WEIGHTS,),
         )
     gradient = next((s for s in sources(inner) if s.op == "gradient"), None)
+    if (
+        gradient is None
+        and how == "likely"
+        and any(s.op == "input" and GRADIENT.search(s.name) for s in sources(inner))
+    ):
+        yield hit(
+            "half-gradient-norm",
+            value,
+            "possible",
+            "the norm of a gradient that is handed in is kept in its own dtype: of half gradients fp16 is inf above 65504 and bf16 has steps of "
+            "1/256; give it dtype=torch.float32",
+            (Shows("half gradients"),),
+        )
     if gradient is None or how is None:
         return
     yield hit(

@@ -12,15 +12,16 @@ from collections.abc import Iterator
 
 from precisionlint.facts import Average
 from precisionlint.subjects import File
+from precisionlint.subjects.optimizers import COMMENT, COUNTS
 
 WEIGHTS = re.compile(r"parameters\(|state_dict\(|\b\w*params?\b")
 NAMED = re.compile(r"ema|averag|shadow|teacher|target|momentum|polyak|decay", re.I)
 AWARE = re.compile(
-    r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.dtype|dtype\s*=|type_as|\bgrads?\b|\bexp_avg|Optimizer|kahan|stochastic"
+    r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.dtype|dtype\s*=|\bgrads?\b|\bexp_avg|Optimizer|kahan|stochastic"
     r"|momentum_buf|codebook|cluster"
 )
 """What says that dtypes were thought of, or that it is an optimizer's affair, or a codebook's."""
-COMMENT = re.compile(r"#[^\n]*|'''.*?'''|\"\"\".*?\"\"\"", re.S)
+TEXT = re.compile(r"'''.*?'''|\"\"\".*?\"\"\"", re.S)
 SLOW = 0.99
 
 
@@ -42,7 +43,9 @@ def read(file: File) -> Iterator[Average]:
 
 
 def _text(file: File, node: ast.stmt) -> str:
-    return COMMENT.sub("", "\n".join(file.lines[node.lineno - 1 : node.end_lineno]))
+    """Its text without comments, documentation and numbers that are made tensors."""
+    text = "\n".join(file.lines[node.lineno - 1 : node.end_lineno])
+    return COUNTS.sub("", COMMENT.sub("", TEXT.sub("", text)))
 
 
 def _blends(node: ast.Call | ast.BinOp) -> bool:
