@@ -173,12 +173,14 @@ class Trains(Event, frozen=True, eq=False):
 
 
 class ScalerMade(Event, frozen=True, eq=False):
-    """A gradient scaler is made. ``enabled`` is Known, or None when it depends on something undecided."""
+    """A gradient scaler is made. ``enabled`` is Known, or None when it depends on something undecided; ``loop``: the innermost loop that
+    this stands in, if any."""
 
     scaler: Named
     cls: str
     enabled: Known[bool] | None
     settings: tuple[tuple[str, Any], ...] = ()
+    loop: Hashable = None
 
 
 class Autocast(Event, frozen=True, eq=False):

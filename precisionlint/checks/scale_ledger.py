@@ -350,7 +350,9 @@ def after_made(ledger: Ledger, event: ScalerMade) -> Ledger:
     if event.enabled == Known(False):
         return ledger
     made = frozenset(m for m in ledger.made if m.scaler != event.scaler)
-    before = frozenset(optimizer for m in ledger.made - made for optimizer in m.stepped | m.before)
+    # Where no loop is seen, what made it is called again for another run: a program that trains twice has two scalers.
+    replaced = ledger.made - made if event.loop is not None else ()
+    before = frozenset(optimizer for m in replaced for optimizer in m.stepped | m.before)
     here = seen(event, f"{event.cls.rpartition('.')[2]} made here")
     return replace(
         ledger,

@@ -93,7 +93,7 @@ def make_scaler(it: Interpreter, state: State, instr: p.Call, cls: str, args: Ar
         state,
         ScalerMade(
             it.where(state, instr.at), labels, Named(obj, instr.name or it.names.get(obj.site, "")), cls,
-            Known(known) if known is not None else None, tuple(settings),
+            Known(known) if known is not None else None, tuple(settings), it.innermost_loop(state),
         ),
     )  # fmt: skip
     return one(state, obj)
