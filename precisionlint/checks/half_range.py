@@ -272,7 +272,7 @@ def normalised_last(value: Value, scope: Scope) -> Iterator[Any]:
     )
 
 
-GEOMETRY = re.compile(r"(?:in|ex)trinsic|camera|points|\bw2c|\bc2w|pose\b|homograph", re.I)
+GEOMETRY = re.compile(r"(?:in|ex)trinsic|camera|points|\bw2c|\bc2w|(?:\b|_)pose\b|homograph", re.I)
 """What is divided by its depth: points that matrices project, not sums over a sequence."""
 
 
