@@ -265,11 +265,23 @@ def scores(q: torch.Tensor, k: torch.Tensor, lengths: torch.Tensor) -> torch.Ten
 """
 
 
-def test_kernels_that_take_several_inputs_as_they_come_are_possible_even_under_autocast(tmp_path: Path) -> None:
-    project(tmp_path, library=KERNELS)
+KERNELS_BY_OTHER_NAMES = """
+from triton import jit
+
+from mine.compat import custom_op
+""" + KERNELS.replace("@triton.jit", "@jit").replace("@torch.library.custom_op", "@custom_op").replace(
+    "tl.store(", "scale = (at * 0.5).to(tl.float32)\n    tl.store("
+)
+
+
+@pytest.mark.parametrize("library", [KERNELS, KERNELS_BY_OTHER_NAMES])
+def test_kernels_that_take_several_inputs_as_they_come_are_possible_even_under_autocast(
+    tmp_path: Path, library: str
+) -> None:
+    project(tmp_path, library=library)
     possible = {(rule, "possible", "info") for rule in OWN_RULES}
     assert grades(found(tmp_path, select=["all"])) == possible
-    project(tmp_path, region=AUTOCAST, library=KERNELS)
+    project(tmp_path, region=AUTOCAST, library=library)
     assert found(tmp_path) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
@@ -31,6 +32,7 @@ FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
 REGISTERS = b"register_autocast"
 DIFFERENTIABLE = b"register_autograd"
 OPS = frozenset({"torch.library.custom_op", "torch.library.triton_op"})
+KERNEL = re.compile(r"triton\.|(?:jit|autotune|heuristics)\b")
 HELPERS = 8
 """So many functions that a body calls are read as part of it."""
 
@@ -68,10 +70,17 @@ def op(frame: Frame, node: FunctionDef) -> None:
     """Tells of an op made with torch.library in a file that registers none with autocast."""
     for decorator in node.decorator_list:
         made = frame.expr(decorator.func) if isinstance(decorator, ast.Call) else None
-        if made is not None and made.name in OPS and REGISTERS not in frame.source.file.data:
+        if made is not None and registers(made.name, decorator) and REGISTERS not in frame.source.file.data:
             tell(frame, node, node, "op", parameters(node), len(tensors(node)) > 1)
             if DIFFERENTIABLE in frame.source.file.data and RETURNS.search(ast.unparse(node)):
                 frame.tell(Defined(frame.at(node), (), node.name, "op", False, True, follows=True))
+
+
+def registers(name: str, decorator: ast.expr) -> bool:
+    """Whether a decorator makes an op of a function: torch.library's, or one that a program wraps under the same name, by what it asks for."""
+    return name in OPS or (
+        name.rpartition(".")[2] in ("custom_op", "triton_op") and "mutates_args=" in ast.unparse(decorator)
+    )
 
 
 def parameters(node: FunctionDef) -> list[str]:
@@ -140,7 +149,7 @@ def tell(
 
 
 def is_kernel(node: FunctionDef) -> bool:
-    return any(ast.unparse(each).startswith("triton.") for each in node.decorator_list)
+    return any(KERNEL.match(ast.unparse(each)) for each in node.decorator_list)
 
 
 def helpers(frame: Frame, node: FunctionDef, cls: Class | None) -> Iterator[FunctionDef]:
