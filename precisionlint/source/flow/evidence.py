@@ -174,15 +174,14 @@ class Evidence:
         """The files that run together with one: it and those that lead to it, what it leads to, and what the others import themselves;
         the nearest first. (All that these import in turn would be half the project, most of which never meets this file.)"""
         if path not in self._programs:
-            leading = reached(path, self.importers)
+            leading = reached([path], self.importers)
             beside = itertools.chain.from_iterable(self.imports.get(one, ()) for one in leading)
-            self._programs[path] = list(dict.fromkeys([*leading, *reached(path, self.imports), *beside]))
+            self._programs[path] = list(dict.fromkeys([*leading, *reached([path], self.imports), *beside]))
         return self._programs[path]
 
     def all_of(self, path: Path) -> list[Path]:
         """The files that run together with one, with all that they import in turn."""
-        found = [reached(start, self.imports) for start in self.programs(path)]
-        return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+        return reached(self.programs(path), self.imports)
 
     @cached_property
     def files(self) -> list[Path]:
@@ -222,9 +221,9 @@ class Evidence:
                 yield from (part for part in parts if part is not None)
 
 
-def reached(start: Path, edges: dict[Path, list[Path]]) -> list[Path]:
-    """Everything that edges lead to from a file, the file itself first, nearest next."""
-    found, todo = {start}, [start]
+def reached(starts: list[Path], edges: dict[Path, list[Path]]) -> list[Path]:
+    """Everything that edges lead to from some files, these first, nearest next."""
+    found, todo = set(starts), list(starts)
     for path in todo:
         for target in edges.get(path, ()):
             if target not in found:
