@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
-from precisionlint.checks.base import Seen
+from precisionlint.checks.base import Automaton, Seen
 from precisionlint.events import (
     AdapterAdded,
     Adopted,
@@ -478,3 +478,7 @@ def stakes(ledger: Ledger) -> int:
     return (
         len(ledger.pending) + len(ledger.progress) + len(ledger.waiting) + len(ledger.touched) + 2 * dropped + 2 * mixed
     )
+
+
+AUTOMATON = Automaton("loss-scaling", Ledger(), advance, settle, stakes)
+"""The state that the rules of loss scaling read, in both of their modules."""

@@ -1,0 +1,196 @@
+"""Positions in half: what counts them, and the angles that rotary embeddings make of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
+from precisionlint.checks.half_arithmetic import AUTOCAST, HALF_WEIGHTS, TRAINING, grade, hit, kept_in
+from precisionlint.valueflow import (
+    VIEWS,
+    Computed,
+    Shows,
+    Value,
+    find,
+    may_be_half,
+    named,
+    number,
+    shown_by,
+    sources,
+)
+
+FAMILY = Family(Automaton("half-positions", None))
+
+INTEGRAL = re.compile(r"(?:^~?|_)(?:ids?|idx|index|indices|labels?|tokens?|targets?)$", re.I)
+"""What holds integers, by its name or that of what a dtype follows."""
+
+FREQUENCIES = re.compile(r"inv_?freq|^freqs?$|frequenc")
+
+
+def frequencies(value: Value) -> Value | None:
+    """The inverse frequencies in a value: by their formula (one over a power of positions) or by their name."""
+
+    def wanted(v: Value) -> bool:
+        if v.op in ("buffer", "parameter", "input", "attribute", "unknown", "view") and FREQUENCIES.search(v.name):
+            return True
+        if v.op == "div" and len(v.inputs) == 2 and number(v.inputs[0]) == 1.0:
+            return any(
+                s.op in ("pow", "square_pow") and find(s, lambda a: a.op == "arange", limit=12)
+                for s in sources(v.inputs[1])
+            )
+        if v.op != "pow" or number(v.inputs[0]) == 2.0:  # powers of two are exact
+            return False
+        return any(find(i, lambda a: a.op == "arange", limit=8) for i in v.inputs[1:])
+
+    return find(value, wanted, lambda v: v.op in ("matmul", "outer", "cos", "sin", "layer", "linear"), 24)
+
+
+POSITION = re.compile(r"^(?:t|pos|seq|position(?:s|_ids)?|ids|timesteps?|grid|coords?|seq_idx|idx)$")
+
+
+def positions(value: Value) -> bool:
+    return (
+        find(
+            value,
+            lambda v: v.op == "arange" or (v.op in ("input", "attribute", "index") and bool(POSITION.search(v.name))),
+            lambda v: v.op in ("matmul", "outer", "layer", "pow", "cos"),
+            16,
+        )
+        is not None
+    )
+
+
+@FAMILY.rule("half-rope", Computed)
+def half_rope(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    if value.op not in ("matmul", "outer", "mul") or len(value.inputs) < 2 or event.scope.kind == "test":
+        return
+    left, right = value.inputs[0], value.inputs[1]
+    for place, freq in ((left, right), (right, left)):
+        made = frequencies(freq)
+        if made is None or frequencies(place) is not None or not positions(place):
+            continue
+        held = next((s for s in sources(freq) if s.op == "buffer" and "~weights" in s.dtypes), None) or asked(freq)
+        if held is not None and event.scope.enabled is not False and not event.scope.setup and not in_turns(place):
+            yield cast_frequencies(held, value)
+        how = grade(value.dtypes, event.scope)
+        cast = find(value, lambda v: v.op == "cast" and may_be_half(v.dtypes), lambda v: v.op in COUNTED, 16)
+        if how == "likely" and cast is None and held is not None:
+            how = None if value.op != "matmul" else how
+        if how is not None:
+            # Positions that come as they are, are half only where everything is.
+            needs = shown_by(value.dtypes) if value.op == "matmul" or cast is not None else HALF_WEIGHTS
+            yield hit(
+                "half-rope",
+                value,
+                how,
+                f"rotary angles are made in {kept_in(how, value.dtypes)}: bf16 has 8 bits for "
+                "position times frequency, and the cosine is wrong by up to 2.0 within 8k positions; make them in fp32",
+                (TRAINING, AUTOCAST if held is not None and cast is None else needs),
+                (Seen(made.at, "the frequencies"),) if made.at is not None else (),
+            )
+        elif (
+            value.op == "matmul"
+            and "float32" in value.dtypes
+            and "float64" not in value.dtypes  # which autocast leaves alone
+            and event.scope.enabled is None
+            and not event.scope.setup
+        ):
+            yield Hit(
+                "half-rope",
+                value.at,
+                "rotary angles come from a matmul of fp32 positions and frequencies, which autocast runs in half wherever a caller has it on: "
+                "positions above 256 round in bf16; disable autocast around it, or multiply elementwise",
+                (),
+                confidence="likely",
+                needs=(AUTOCAST,),
+            )
+        return
+
+
+def in_turns(place: Value) -> bool:
+    """Whether positions are shares of a turn, multiplied by pi or two: no frequency makes large angles of them."""
+    return (
+        find(place, lambda v: v.name.endswith(".pi") or (number(v) or 0.0) in (math.pi, 2 * math.pi), limit=16)
+        is not None
+    )
+
+
+def asked(freq: Value) -> Value | None:
+    """The buffer of frequencies whose dtype the program asks for, and then only casts what has been rounded."""
+    held = list(sources(freq, VIEWS | {"cast"}))
+    return held[0] if all(s.op == "buffer" and s.ref == "asked" for s in held) else None
+
+
+COUNTED = frozenset({"arange", "size", "buffer"})
+"""What does not take the dtype of what it is made from: the count of a cast tensor is an integer."""
+
+
+def cast_frequencies(held: Value, used: Value) -> Hit:
+    """Frequencies in a buffer, which ``model.to(dtype)`` rounds with everything else: what reads them can no longer mend it."""
+    angles = f"the angles of '{held.name}'" if held.name else "the angles"
+    return Hit(
+        "half-rope",
+        held.at,
+        f"the frequencies are a buffer, which model.to(dtype) casts: in bf16 8 bits of them are left, .float() does not bring the others "
+        f"back, and {angles} are wrong by radians within 8k positions; make them anew in fp32, or keep them out of the cast",
+        (Seen(used.at, "the angles are made of them"),),
+        confidence="likely",
+        needs=(TRAINING, Shows("half parameters")),
+    )
+
+
+PLACES = re.compile(
+    r"rope|rot(?:ary|ate)|pos(?:ition|_|[A-Z]|$)|embed|alibi|sinusoid|freqs?|sin_?cos|cos_?sin|\bYarn", re.I
+)
+"""Functions and classes that make positions."""
+
+
+CHANNELS = re.compile(r"dim|feat(?!_?(?:shape|size|map))|chan|embed|hidden|^[CD]$", re.I)
+
+
+SAMPLES = re.compile(r"^b$|^bs$|bsz|batch", re.I)
+
+
+@FAMILY.rule("half-arange", Computed)
+def half_arange(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    if value.op != "arange" or "dtype" not in value.options or event.scope.kind == "test":
+        return
+    how = grade(value.dtypes, event.scope)
+    chosen = value.dtypes - {"float32"}  # an argument that is fp32 unless a caller says otherwise
+    if how is None and value.options["dtype"].op == "input" and chosen and may_be_half(chosen):
+        how = "possible"
+    bound = max((n for n in map(number, value.inputs) if n is not None), default=None)
+    open_ended = any(number(v) is None for v in value.inputs)
+    if how is None or (not open_ended and (bound or 0) <= 256):
+        return
+    asked = value.options["dtype"]
+    of_integers = asked.op == "dtype_of" and named(asked.inputs[0], INTEGRAL)
+    if how != "certain" and (of_integers or any(INTEGRAL.search(atom) for atom in value.dtypes)):
+        return
+    follows = how != "certain" or value.options["dtype"].op == "dtype_of"
+    if follows and ("~weights" in value.dtypes or not PLACES.search(f"{event.scope.owner} {event.scope.function}")):
+        return  # levels, bins and the like are few; positions in the dtype of frequencies are half-rope
+    end = value.inputs[-1 if len(value.inputs) < 2 else 1]
+    if SAMPLES.search(end.name):
+        return  # one number a sample
+    if follows and (
+        number(value.option("step", 2)) == 2 or find(end, lambda v: bool(CHANNELS.search(v.name)), limit=6)
+    ):
+        return  # one number a channel: exponents of frequencies, few
+    yield hit(
+        "half-arange",
+        value,
+        how,
+        f"positions made in {kept_in(how, value.dtypes)}: bf16 counts to 256 and fp16 to 2048, "
+        "then numbers repeat (2048 bf16 positions hold 641 values); make them in int64 or fp32 and cast what is computed from them",
+        (shown_by(value.dtypes),),
+        fix=Remedy(
+            (Change("argument", value.at, "dtype", "torch.float32"),),
+            "what is computed from the positions becomes fp32",
+        ),
+    )

@@ -1,0 +1,263 @@
+"""The rules of loss scaling that ask of a scaler itself: whether there is one and ought to be, how it is made, updated, read and kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from precisionlint.checks.base import Change, Evidence, Family, Hit, Remedy, Seen
+from precisionlint.checks.scale_ledger import (
+    AUTOMATON,
+    Ledger,
+    Made,
+    fp16_unscaled,
+    seen,
+)
+from precisionlint.events import (
+    Backward,
+    Checkpoint,
+    Known,
+    LossScaled,
+    Region,
+    ScaleRead,
+    ScalerMade,
+    SchedulerStep,
+    Step,
+    Update,
+    ZeroGrad,
+)
+
+FAMILY = Family(AUTOMATON)
+
+
+@FAMILY.rule("scaler-with-bf16", LossScaled)
+def scaler_with_bf16(ledger: Ledger, event: LossScaled) -> Iterator[Any]:
+    if event.region is not None and event.region.setting:
+        yield from whatever_dtype(ledger, event, event.region)
+    if event.region is not None and event.region.dtype == "bfloat16" and event.region.device != "cpu":
+        maker = next((m for m in ledger.made if m.scaler == event.scaler), None)
+        made = maker.seen if maker is not None else None
+        if made is None and event.region.when:
+            return  # a scaler from outside may depend on the same choice
+        yield Hit(
+            "scaler-with-bf16",
+            made.at if made is not None else event.at,
+            f"'{event.scaler.name}' scales a loss computed under bf16 autocast: bf16 has fp32's range, so the scale protects nothing, while "
+            "its inf checks synchronise each step and can skip steps in silence",
+            tuple(
+                s
+                for s in (
+                    made,
+                    Seen(event.region.at, "bf16 autocast", event.region.when),
+                    seen(event, f"scaled by '{event.scaler.name}'"),
+                )
+                if s
+            ),
+            fix=switched_off(maker, event) if maker is not None else None,
+        )
+
+
+OF_FP16 = re.compile(r"scal|16|half|dtype [!=]= ", re.I)
+"""What a condition says that may hold for fp16 alone."""
+
+
+def whatever_dtype(ledger: Ledger, event: LossScaled, region: Region) -> Iterator[Hit]:
+    """A scaler that is made whichever half precision the program is given."""
+    maker = next((m for m in ledger.made if m.scaler == event.scaler), None)
+    if maker is not None and not any(OF_FP16.search(label) for label in (*maker.seen.when, *event.when)):
+        yield Hit(
+            "scaler-with-bf16",
+            maker.seen.at,
+            f"'{event.scaler.name}' scales whatever '{region.setting}' is: given bfloat16, the scale protects nothing, while its inf checks "
+            "synchronise each step and can skip steps in silence; make it with enabled=dtype == torch.float16",
+            (maker.seen, Seen(region.at, "autocast in a dtype that is given", region.when)),
+            confidence="possible",
+        )
+
+
+def switched_off(maker: Made, event: LossScaled) -> Remedy | None:
+    """The scaler made disabled, where nothing decides between this and another way to train."""
+    assert event.region is not None
+    if event.region.when or event.when or maker.seen.when or not maker.cls.startswith("torch."):
+        return None
+    position = 3 if maker.cls.startswith("torch.cuda.amp.") else 4
+    return Remedy((Change("argument", maker.seen.at, f"enabled@{position}", "False"),))
+
+
+@FAMILY.rule("fp16-without-scaler", Backward, ScalerMade, LossScaled, Step, ZeroGrad)
+def fp16_without_scaler(ledger: Ledger, event: Backward | ScalerMade | LossScaled | Step | ZeroGrad) -> Iterator[Any]:
+    """Reported where it runs backward, unless the gradients are seen to be dropped and are never seen to be stepped with."""
+    match event:
+        case Backward():
+            if fp16_unscaled(event):
+                yield replace(unprotected(event), unless=(A_SCALER, dropped(event)))
+        case Step():
+            if ledger.fp16 is not None:
+                yield unprotected(ledger.fp16)
+        case ZeroGrad():
+            if ledger.fp16 is not None:
+                yield Evidence(dropped(ledger.fp16))
+        case _:
+            yield Evidence(A_SCALER)
+
+
+A_SCALER = "a scaler"
+
+
+def dropped(backward: Backward) -> tuple[str, Any]:
+    """The fact that the gradients of this backward are set to zero before any optimizer steps."""
+    return ("dropped", backward.at)
+
+
+def unprotected(backward: Backward) -> Hit:
+    region = backward.loss_region
+    assert region is not None  # see fp16_unscaled
+    how = "autocast's default dtype on CUDA" if region.default_dtype else "float16"
+    return Hit(
+        "fp16-without-scaler",
+        backward.at,
+        f"backward of a loss computed under fp16 autocast ({how}) with no GradScaler: gradients below 6e-8 become 0",
+        (Seen(region.at, "fp16 autocast", region.when), seen(backward, "backward, the loss not scaled")),
+        confidence="certain" if region.device == "cuda" else "likely",
+        unless=(A_SCALER,),
+    )
+
+
+@FAMILY.rule("scaler-rebuilt-in-loop", Step)
+def scaler_rebuilt_in_loop(ledger: Ledger, event: Step) -> Iterator[Any]:
+    for m in ledger.made:
+        if m.scaler == event.via and event.optimizer in m.before:
+            yield Hit(
+                "scaler-rebuilt-in-loop",
+                m.seen.at,
+                "a new scaler is made each time round although the optimizer goes on: the scale starts again at 65536, and the first "
+                "steps after it are skipped until it has settled",
+                (
+                    Seen(m.seen.at, "made again, after the one made here before has stepped", m.seen.when),
+                    seen(event, f"steps '{event.optimizer.name}', which the one before has stepped as well"),
+                ),
+            )
+
+
+@FAMILY.rule("scaler-not-checkpointed", Checkpoint)
+def scaler_not_checkpointed(ledger: Ledger, event: Checkpoint) -> Iterator[Any]:
+    if event.scalers:
+        yield Evidence("a saved scaler")
+    if not (event.write and (event.complete or event.handed) and event.optimizers and not event.scalers):
+        return
+    made = {m.scaler for m in ledger.made}
+    used = sorted({p.scaler for p in ledger.progress} | made, key=lambda s: s.name)
+    handed_in = not used  # the caller's scaler, which has stepped here
+    used = used or sorted(ledger.used, key=lambda s: s.name)
+    if used:
+        yield Hit(
+            "scaler-not-checkpointed",
+            event.at,
+            f"the checkpoint holds '{event.optimizers[0].name}' but not '{used[0].name}': a resumed run starts its scale again at 65536 and "
+            "skips steps until it has settled",
+            (
+                *(m.seen for m in sorted(ledger.made, key=lambda m: m.scaler.name)[:1]),
+                seen(event, "saved without the scaler's state"),
+            ),
+            confidence="possible" if event.handed else "likely" if handed_in else "certain",
+            unless=("a saved scaler",),
+            once=None if event.handed else used[0],
+        )
+
+
+@FAMILY.rule("scaler-updated-per-optimizer", Step)
+def scaler_updated_per_optimizer(ledger: Ledger, event: Step) -> Iterator[Any]:
+    for w in ledger.waiting:
+        if w.scaler == event.via and event.optimizer not in w.stepped:
+            whose = f"the next '{event.optimizer.name}'" if w.renewed else f"'{event.optimizer.name}'"
+            yield Hit(
+                "scaler-updated-per-optimizer",
+                w.update.at,
+                f"'{w.scaler.name}' is updated before {whose} has stepped on gradients with the old scale: update once, after all optimizers",
+                (w.update, seen(event, f"{whose} steps afterwards, with no scaled backward between")),
+                confidence="possible" if w.guess else "likely" if w.renewed else "certain",
+            )
+
+
+@FAMILY.rule("plain-scaler-with-fsdp1", Step)
+def plain_scaler_with_fsdp1(ledger: Ledger, event: Step) -> Iterator[Any]:
+    for m in ledger.made:
+        if m.scaler == event.via and ledger.sharded and m.cls.endswith(".GradScaler") and m.cls.startswith("torch."):
+            yield Hit(
+                "plain-scaler-with-fsdp1",
+                m.seen.at,
+                f"'{m.scaler.name}' is a plain GradScaler over FSDP1 shards: each rank looks for inf in its own shard alone, so ranks disagree "
+                "on skipping; use ShardedGradScaler",
+                (m.seen, seen(event, "steps sharded weights")),
+            )
+
+
+@FAMILY.rule("scaler-settings", ScalerMade, Update)
+def scaler_settings(ledger: Ledger, event: ScalerMade | Update) -> Iterator[Any]:
+    if isinstance(event, Update):
+        if event.by_hand:
+            yield Evidence(("scale set by hand", event.scaler.id))
+        return
+    if event.enabled == Known(False):
+        return
+    settings = dict(event.settings)
+
+    def number(name: str, default: float) -> float:
+        value = settings.get(name, default)
+        return float(value) if isinstance(value, (int, float)) else default
+
+    init, growth = number("init_scale", 65536.0), number("growth_factor", 2.0)
+    backoff, interval = number("backoff_factor", 0.5), number("growth_interval", 2000)
+    fault = ""
+    if growth <= 1.0:
+        fault = f"growth_factor={growth:g} is not above 1: GradScaler raises"
+    elif backoff >= 1.0:
+        fault = f"backoff_factor={backoff:g} is not below 1: GradScaler raises, as the scale could never recover from an overflow"
+    elif init <= 1.0 and interval >= 100:
+        fault = f"init_scale={init:g} protects nothing until the scale has grown, once in {interval:g} steps"
+    elif init >= 2.0**24:
+        fault = (
+            f"init_scale={init:g} overflows fp16 gradients at once: steps are skipped until it has halved often enough"
+        )
+    elif interval >= 1_000_000 and "init_scale" not in settings:
+        fault = f"growth_interval={interval:g} is longer than a run: after an overflow the scale never comes back"
+    if fault:
+        by_hand = ("scale set by hand", event.scaler.id)
+        yield Hit("scaler-settings", event.at, fault, (seen(event, "made with these settings"),), unless=(by_hand,))
+
+
+@FAMILY.rule("scheduler-steps-when-skipped", SchedulerStep, Step)
+def scheduler_steps_when_skipped(ledger: Ledger, event: SchedulerStep | Step) -> Iterator[Any]:
+    if isinstance(event, Step):
+        if event.via is not None:
+            yield Evidence(("steps in", event.loop))
+        return
+    stepped = sorted((p.seen for p in ledger.progress if p.phase == "stepped"), key=lambda s: s.text) or sorted(
+        (w.update for w in ledger.waiting if not w.guess), key=lambda s: s.text
+    )
+    if stepped and not event.guarded:
+        yield Hit(
+            "scheduler-steps-when-skipped",
+            event.at,
+            f"'{event.scheduler.name}' advances also when the scaler skipped the step: compare get_scale() before and after update()",
+            (stepped[0], seen(event, "advances whether or not the step was skipped")),
+            needs=(("steps in", event.loop),),
+        )
+
+
+@FAMILY.rule("scale-read-on-host", ScaleRead, Step)
+def scale_read_on_host(ledger: Ledger, event: ScaleRead | Step) -> Iterator[Any]:
+    if isinstance(event, Step):
+        yield Evidence(("trains in", event.loop))
+        return
+    if event.loop is not None and not any("%" in label for label in event.when):
+        yield Hit(
+            "scale-read-on-host",
+            event.at,
+            f"'{event.scaler.name}'.get_scale() waits for the GPU each time round: read it where you log, every N steps",
+            (seen(event, "read each time round"),),
+            needs=(("trains in", event.loop),),
+        )
