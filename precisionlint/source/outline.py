@@ -10,7 +10,6 @@ import re
 from bisect import bisect
 from collections.abc import Iterable
 from itertools import accumulate
-from sys import intern
 
 from msgspec import Struct
 
@@ -25,21 +24,21 @@ MARKS = {"event": TRIGGER, "strong": STRONG}
 class Definition:
     """A function or class of a file: where its text stands; what is in it is looked up when somebody asks."""
 
-    __slots__ = ("_marks", "_words", "name", "span", "text")
+    __slots__ = ("_marks", "_named", "name", "span", "text")
 
     def __init__(self, name: str, text: str, span: tuple[int, int]) -> None:
         self.name = name
         self.text = text
         self.span = span
-        self._words: frozenset[str] | None = None
+        self._named: frozenset[str] | None = None
         self._marks: dict[str, bool] = {}
 
-    @property
-    def words(self) -> frozenset[str]:
-        """Every word in its lines."""
-        if self._words is None:
-            self._words = frozenset(map(intern, WORD.findall(self.text, *self.span)))
-        return self._words
+    def named(self, names: frozenset[str]) -> frozenset[str]:
+        """Which of its file's names stand in its lines: all its words, of thousands of files, would be hundreds of megabytes."""
+        if self._named is None:
+            words = set(WORD.findall(self.text, *self.span))
+            self._named = frozenset(name for name in names if name in words)
+        return self._named
 
     def holds(self, kind: str) -> bool:
         """Whether its text holds a mark of this kind (see ``MARKS``)."""

@@ -303,8 +303,8 @@ class Project:
         if found is not None:
             if any(definition.holds(kind) or self.names_own(definition.text, definition.span) for definition in found):
                 return True
-            words = frozenset().union(*(definition.words for definition in found))
-            return any(self._search((path, word, kind), seen) for word in sorted(words & outline.names - {name}))
+            named = frozenset().union(*(definition.named(outline.names) for definition in found)) - {name}
+            return any(self._search((path, word, kind), seen) for word in sorted(named))
         imported = outline.imports.get(name)
         targets = [imported] if imported is not None else outline.stars
         for target in targets:
