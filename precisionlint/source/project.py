@@ -330,11 +330,10 @@ class Project:
 
     def forget_large(self) -> None:
         """Drops the trees once there are many: the next program loads what it needs itself."""
-        if len(self.modules) > KEPT:
+        if len(self.modules) > KEPT or len(self.files) > KEPT:
             self.modules.clear()
-            gc.collect()
-        if len(self.files) > KEPT:
             self.files.clear()
+            gc.collect()  # what functions and their frames keep of each other
         if len(self._trees) > KEPT:
             self._trees.clear()
         if len(self.outlines) > OUTLINES:
