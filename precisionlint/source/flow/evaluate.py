@@ -127,7 +127,7 @@ class Frame:
             value = self.expr(default)
             if known:
                 return value
-            if value.op != "constant" or value.constant not in (None, True, False):
+            if value.op != "constant" or not (value.constant is None or isinstance(value.constant, bool)):  # 0 == False
                 # What a caller may pass in its place is of the same kind: a number, a name, a dtype.
                 dtypes = NUMBER if is_number(value.constant) else UNKNOWN
                 return Value("input", (value,), dtypes, self.at(param), param.arg)
