@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from precisionlint.findings import Confidence, Report, Severity
@@ -20,7 +21,7 @@ __version__ = "0.1.0"
 
 
 def check(
-    paths: str | Iterable[str],
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
     select: Collection[str] = (),
     extend_select: Collection[str] = (),
@@ -52,6 +53,8 @@ def check(
     earlier runs is not read again. What cannot be read is in the report's ``errors``. Raises config.ConfigError for a
     configuration that cannot be used, catalogue.UnknownNameError for the name of a rule that is not there.
     """
+    import os
+
     from precisionlint import checking
     from precisionlint.config import Configuration
 
@@ -74,7 +77,7 @@ def check(
     held = {name: text if isinstance(text, bytes) else text.encode() for name, text in (texts or {}).items()}
     return checking.check(
         checking.Request(
-            (paths,) if isinstance(paths, str) else tuple(paths),
+            tuple(os.fspath(path) for path in ((paths,) if isinstance(paths, str | os.PathLike) else paths)),
             Configuration(given, path=config, isolated=isolated),
             texts=held,
             markdown=markdown,
