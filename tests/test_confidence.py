@@ -660,3 +660,93 @@ def test_a_half_copy_for_a_file_says_nothing_of_the_weights_that_are_trained(tmp
     assert not any(each.rule == "half-gradient-norm" for each in found(tmp_path))
     (tmp_path / "library.py").write_text(loop.replace("    for x", "    model = model.cuda().half()\n    for x"))
     assert any(each.rule == "half-gradient-norm" for each in found(tmp_path))
+
+
+POSITIONS = """
+import torch
+from torch import nn
+
+
+class FixedPositionalEmbedding(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        inv_freq = 1.0 / (10000 ** (torch.arange(0, dim, 2).float() / dim))
+        self.register_buffer("inv_freq", inv_freq)
+
+    def forward(self, x, seq_dim=1, offset=0):
+        t = torch.arange(x.shape[seq_dim], device=x.device).type_as(self.inv_freq) + offset
+        angles = torch.einsum("i , j -> i j", t, self.inv_freq)
+        return torch.cat((angles.sin(), angles.cos()), dim=-1)
+"""
+
+
+def test_a_parameter_whose_default_is_0_is_a_number_and_no_dtype_follows_it(tmp_path: Path) -> None:
+    (tmp_path / "positions.py").write_text(POSITIONS)
+    program = TRAIN.format(module="positions", name="FixedPositionalEmbedding", region='torch.autocast("cuda")')
+    (tmp_path / "train.py").write_text(program)
+    (rope,) = [each for each in check([tmp_path]).findings if each.rule == "half-rope"]
+    assert "offset" not in rope.message
+
+
+def test_a_bound_close_to_one_is_told_as_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "density.py").write_text(
+        "import torch\n\n\ndef density(y):\n    y = torch.clamp(y, -0.99999997, 0.99999997)\n    return 0.5 * (y.log1p() - (-y).log1p())\n"
+    )
+    (tmp_path / "train.py").write_text(
+        TRAIN.format(module="density", name="density", region='torch.autocast("cuda", torch.bfloat16)')
+    )
+    (bound,) = [each for each in check([tmp_path]).findings if each.rule == "one-minus-epsilon"]
+    assert bound.message.startswith("the bound 0.99999997 is 1.0 in bf16 and fp16")
+
+
+def test_every_optimizer_of_a_checkpoint_of_rounded_weights_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent(
+            """
+            import torch
+
+            actor, critic = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+            actor_optimizer = torch.optim.AdamW(actor.parameters(), lr=1e-3)
+            critic_optimizer = torch.optim.AdamW(critic.parameters(), lr=1e-3)
+            for x in torch.randn(10, 8, 4):
+                (critic(actor(x)) ** 2).mean().backward()
+                actor_optimizer.step()
+                critic_optimizer.step()
+                actor_optimizer.zero_grad()
+                critic_optimizer.zero_grad()
+            weights = {name: value.half() for name, value in actor.state_dict().items()}
+            kept = {"actor": weights, "actor_optimizer": actor_optimizer.state_dict()}
+            torch.save({**kept, "critic": critic.state_dict(), "critic_optimizer": critic_optimizer.state_dict()}, "last.pt")
+            """
+        )
+    )
+    (lost,) = [each for each in check([tmp_path]).findings if each.rule == "masters-lost-in-checkpoint"]
+    assert "'actor_optimizer' and 'critic_optimizer'" in lost.message
+
+
+def test_what_is_no_optimizer_of_a_package_of_optimizers_is_in_no_recipe(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent(
+            """
+            import torch
+            from transformers.optimization import Adafactor, AdafactorSchedule, SchedulerType
+
+            model = torch.nn.Linear(4, 4)
+            optimizer = Adafactor(model.parameters())
+            scheduler, kind = AdafactorSchedule(optimizer), SchedulerType("linear")
+            for x in torch.randn(10, 8, 4):
+                model(x).sum().backward()
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            """
+        )
+    )
+    assert check([tmp_path]).coverage.recipes == ("no autocast, Adafactor on fp32 weights",)
+
+
+def test_paths_may_be_path_objects(tmp_path: Path) -> None:
+    (tmp_path / "density.py").write_text("import torch\n")
+    by_text = check(str(tmp_path))
+    assert by_text.coverage.files == 1
+    assert check(tmp_path) == check([tmp_path]) == by_text

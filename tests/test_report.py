@@ -267,3 +267,9 @@ def test_reports_are_told_without_rich_or_libcst():
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(("more", "told_as"), [(1, "and 1 more recipe\n"), (2, "and 2 more recipes\n")])
+def test_recipes_past_the_first_are_counted(more: int, told_as: str):
+    recipes = tuple(f"no autocast, SGD at {number}" for number in range(text.RECIPES + more))
+    assert told_as in told(Report((), (), Coverage(1, 1, 1, 1, 1, 0, recipes)))

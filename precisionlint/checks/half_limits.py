@@ -70,7 +70,7 @@ def one_minus_epsilon(state: None, event: Computed) -> Iterator[Any]:
         "one-minus-epsilon",
         clamped,
         how,
-        f"the bound {bound:g} is 1.0 in bf16{' and fp16' if bound > 1 - 2**-12 else ''}: a probability of 1 passes the clamp, and log(1 - p) "
+        f"the bound {bound:.12g} is 1.0 in bf16{' and fp16' if bound > 1 - 2**-12 else ''}: a probability of 1 passes the clamp, and log(1 - p) "
         "is -inf; clamp in fp32",
         (TRAINING, shown_by(clamped.dtypes), *([Shows("bf16")] if bound < 1 - 2**-12 else [])),
         (Seen(clamped.at, "clamped below one"), Seen(value.at, "and one minus it goes into a log")),

@@ -360,11 +360,12 @@ def masters_lost_in_checkpoint(storage: Storage, event: Checkpoint) -> Iterator[
     for took in storage.took:
         if covers(storage.copies, took.weights) and overlap(event.weights, took.weights):
             halved.append((took.dtype, took.seen.at, (took.seen, saved)))
+    held = " and ".join(sorted({f"'{optimizer.name}'" for optimizer in event.optimizers}))
     for dtype, at, trace in halved:
         yield Hit(
             "masters-lost-in-checkpoint",
             at,
-            f"a checkpoint holds '{event.optimizers[0].name}' to go on with, but these weights in {HALF[dtype]}: a resumed run starts from rounded "
+            f"a checkpoint holds {held} to go on with, but these weights in {HALF[dtype]}: a resumed run starts from rounded "
             "weights, and what had been added below the rounding is lost; keep a half copy for export apart from the checkpoint",
             trace,
             once=event.optimizers[0],

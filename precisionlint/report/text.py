@@ -40,7 +40,7 @@ def render(report: Report, style: Style) -> Iterator[str]:
     for recipe in recipes[:RECIPES]:
         yield f"recipe: {shown(recipe)}"
     if len(recipes) > RECIPES:
-        yield f"and {len(recipes) - RECIPES} more recipes"
+        yield f"and {counted(len(recipes) - RECIPES, 'more recipe')}"
     yield _reach(report.coverage, style.verbose)
     if style.verbose:
         for place in report.coverage.gave_up:
