@@ -23,15 +23,15 @@ __version__ = "0.1.0"
 def check(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
-    select: Collection[str] = (),
-    extend_select: Collection[str] = (),
-    ignore: Collection[str] = (),
+    select: str | Collection[str] = (),
+    extend_select: str | Collection[str] = (),
+    ignore: str | Collection[str] = (),
     per_file_ignores: Mapping[str, Sequence[str]] | None = None,
     severity: Mapping[str, Severity] | None = None,
     min_confidence: Confidence | None = None,
     require_reason: bool = False,
-    exclude: Sequence[str] = (),
-    extend_exclude: Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    extend_exclude: str | Sequence[str] = (),
     assume: Mapping[str, str] | None = None,
     device: str = "",
     torch_version: str = "",
@@ -46,7 +46,7 @@ def check(
     """Reads files and folders as ``precisionlint check`` does and returns what it found.
 
     The settings are those of ``[tool.precisionlint]`` nearest to each file, or of the file ``config``, or none (``isolated``);
-    what is given here stands above them: ``select``, ``extend_select`` and ``ignore`` hold names of rules or families, or
+    what is given here stands above them: ``select``, ``extend_select`` and ``ignore`` are or hold names of rules or families, or
     ``all``; ``assume`` limits the reading to one configuration, such as ``{"use_amp": "True"}``; ``torch_version`` is the torch
     that the programs run with, "2.6" or ">=2.4,<2.9"; ``frameworks`` says what classes of others act as. ``texts`` holds what is read
     instead of a file of that name. ``jobs`` processes read, None: as many as it pays; ``cache``: what still holds of
@@ -58,16 +58,19 @@ def check(
     from precisionlint import checking
     from precisionlint.config import Configuration
 
+    def several(names: str | Collection[str]) -> tuple[str, ...]:
+        return (names,) if isinstance(names, str) else tuple(names)
+
     overrides = {
-        "select": tuple(select),
-        "extend_select": tuple(extend_select),
-        "ignore": tuple(ignore),
+        "select": several(select),
+        "extend_select": several(extend_select),
+        "ignore": several(ignore),
         "per_file_ignores": {pattern: tuple(names) for pattern, names in (per_file_ignores or {}).items()},
         "severity": dict(severity or {}),
         "min_confidence": min_confidence,
         "require_reason": require_reason,
-        "exclude": tuple(exclude),
-        "extend_exclude": tuple(extend_exclude),
+        "exclude": several(exclude),
+        "extend_exclude": several(extend_exclude),
         "assume": dict(assume or {}),
         "device": device,
         "torch_version": torch_version,

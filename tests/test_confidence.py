@@ -745,6 +745,11 @@ def test_what_is_no_optimizer_of_a_package_of_optimizers_is_in_no_recipe(tmp_pat
     assert check([tmp_path]).coverage.recipes == ("no autocast, Adafactor on fp32 weights",)
 
 
+def test_one_name_may_stand_for_several(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n", encoding="utf-8")
+    assert check(str(tmp_path), select="loss-scaling", exclude="data").findings == ()
+
+
 def test_paths_may_be_path_objects(tmp_path: Path) -> None:
     (tmp_path / "density.py").write_text("import torch\n")
     by_text = check(str(tmp_path))
