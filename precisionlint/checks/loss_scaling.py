@@ -11,7 +11,6 @@ from precisionlint.checks.scale_ledger import (
     Ledger,
     Own,
     Pending,
-    Touched,
     in_half,
     owned,
     seen,
@@ -78,36 +77,42 @@ def hand_needs(scaler: Named) -> tuple[Any, ...]:
     return (("unscaled by hand", scaler.id),) if by_hand(scaler) else ()
 
 
-# -- the rules
-
-
-def never_unscaled(ledger: Ledger, event: Step, how: str) -> Iterator[tuple[Touched, Confidence]]:
-    """What was clipped or read before a step through a scaler, in a function that is entered with gradients that others have made. That these
-    have unscaled them as well, nothing in the program may show."""
-    made = any(m.scaler == event.via for m in ledger.made)
+def never_unscaled(ledger: Ledger, event: Step, rule: str, how: str, does: str, follows: str) -> Iterator[Hit]:
+    """What was clipped or read (``how``) before a step through a scaler, in a function that is entered with gradients that others have made.
+    That these have unscaled them as well, nothing in the program may show. ``does``, ``follows``: the call's verb, and what comes of it."""
+    if event.via is None:
+        return
+    scaler = event.via.name
+    confidence: Confidence = "likely" if any(m.scaler == event.via for m in ledger.made) else "possible"
     mine = owned(ledger, event.optimizer)
     for touched in sorted(ledger.touched, key=lambda one: one.api):
-        if event.via is not None and touched.how == how and overlap(touched.weights, mine) is not False:
-            yield touched, "likely" if made else "possible"
+        if touched.how == how and overlap(touched.weights, mine) is not False:
+            yield Hit(
+                rule,
+                touched.seen.at,
+                f"{touched.api} {does} gradients that '{scaler}' has not unscaled, and that its step() divides by the scale afterwards: {follows}",
+                (touched.seen, seen(event, f"'{scaler}' unscales them here, where it steps")),
+                confidence=confidence,
+                unless=(("unscaled", scaler),),
+            )
+
+
+def unscaled(event: Grads) -> Iterator[Evidence]:
+    """The fact that a program unscales with this scaler somewhere."""
+    if event.how == "unscale" and event.scaler is not None:
+        yield Evidence(("unscaled", event.scaler.name))
+
+
+# -- the rules
 
 
 @FAMILY.rule("clip-before-unscale", Grads, Step)
 def clip_before_unscale(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
     if isinstance(event, Step):
-        for touched, confidence in never_unscaled(ledger, event, "clip"):
-            scaler = event.via.name if event.via is not None else ""
-            yield Hit(
-                "clip-before-unscale",
-                touched.seen.at,
-                f"{touched.api} sees gradients that '{scaler}' has not unscaled, and that its step() divides by the scale afterwards: the "
-                "threshold meets a norm 65536 times too large (the scale's default), so it always bites",
-                (touched.seen, seen(event, f"'{scaler}' unscales them here, where it steps")),
-                confidence=confidence,
-                unless=(("unscaled", scaler),),
-            )
+        follows = "the threshold meets a norm 65536 times too large (the scale's default), so it always bites"
+        yield from never_unscaled(ledger, event, "clip-before-unscale", "clip", "sees", follows)
         return
-    if event.how == "unscale" and event.scaler is not None:
-        yield Evidence(("unscaled", event.scaler.name))
+    yield from unscaled(event)
     if event.how == "mul" and event.factor == "1/scale" and event.scaler is not None:
         yield Evidence(("unscaled by hand", event.scaler.id))
     if event.how != "clip" or event.factor == "scale":
@@ -154,20 +159,10 @@ def scaled_gradients_read(ledger: Ledger, event: Grads | Step | LossUnscaled) ->
             )
         return
     if isinstance(event, Step):
-        for touched, confidence in never_unscaled(ledger, event, "read"):
-            scaler = event.via.name if event.via is not None else ""
-            yield Hit(
-                "scaled-gradients-read",
-                touched.seen.at,
-                f"{touched.api} reads gradients that '{scaler}' has not unscaled, and that its step() divides by the scale afterwards: the number "
-                "is as many times too large as the scale is",
-                (touched.seen, seen(event, f"'{scaler}' unscales them here, where it steps")),
-                confidence=confidence,
-                unless=(("unscaled", scaler),),
-            )
+        follows = "the number is as many times too large as the scale is"
+        yield from never_unscaled(ledger, event, "scaled-gradients-read", "read", "reads", follows)
         return
-    if event.how == "unscale" and event.scaler is not None:
-        yield Evidence(("unscaled", event.scaler.name))
+    yield from unscaled(event)
     if event.how != "read":
         return
     if event.factor == "scale" and event.scaler is not None:

@@ -334,8 +334,6 @@ class Project:
             self.modules.clear()
             self.files.clear()
             gc.collect()  # what functions and their frames keep of each other
-        if len(self._trees) > KEPT:
-            self._trees.clear()
         if len(self.outlines) > OUTLINES:
             self.outlines.clear()
             self._reaches.clear()

@@ -20,7 +20,7 @@ from precisionlint import catalogue
 from precisionlint.checks import Hit, Judge, all_rules
 from precisionlint.findings import Edit, FileError, Finding, Fix, GaveUp, Place, Step, best
 from precisionlint.source.flow.evidence import Evidence
-from precisionlint.source.flow.words import TEST_FILE
+from precisionlint.source.flow.words import TEST_PATH
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.reading import Reading, read
@@ -274,13 +274,10 @@ class Run:
             total.gave_up += (GaveUp(place.path, place.line, what),)
 
 
-TESTS = re.compile(r"(?:^|/)tests?/")
-
-
 def of_test(hit: Hit, module: ProjectModule) -> bool:
     """Whether a hit is about what a test trains: it is made to be compared or to run at all, and how well it learns is no matter."""
     path = module.path.relative_to(module.project.root).as_posix()
-    if TEST_FILE.search(path) or TESTS.search(path):
+    if TEST_PATH.search(path):
         return True
     places = [at for at in (hit.at, *(seen.at for seen in hit.trace)) if isinstance(at, Where)]
     lines = {node.lineno for at in places for where, node in ((at.module, at.node), *at.stack) if where is module}

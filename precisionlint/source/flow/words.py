@@ -60,6 +60,8 @@ CAUGHT = frozenset(
 )
 """Errors by which a program finds out what its torch can do."""
 TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$")
+TEST_PATH = re.compile(rf"(?:^|/)tests?/|{TEST_FILE.pattern}")
+"""A file of tests, and a file that lies among tests."""
 
 
 def is_number(value: Any) -> bool:
