@@ -244,7 +244,7 @@ class Frame:
                     if value.op == "parameter" and not value.name:
                         dtypes = frozenset({"float32"}) if obj.ref.keeps(target.attr) else value.dtypes
                         value = Value("parameter", value.inputs, dtypes, value.at, target.attr)
-                    obj.ref.attributes[target.attr] = either([old, value]) if known and old is not None else value
+                    obj.ref.keep(target.attr, either([old, value]) if known and old is not None else value)
                     if isinstance(target.value, ast.Name) and target.value.id == "self":
                         self.names[f"self.{target.attr}"] = value  # until another method may have changed it
                 elif obj.op in ("external", "file"):

@@ -123,6 +123,15 @@ class Class(Struct, eq=False, dict=True):
     methods: dict[str, Function] = field(default_factory=dict)
     ready: bool = False
     settled: bool = False
+    version: int = 0
+    """How many times an attribute became another kind of value."""
+
+    def keep(self, name: str, value: Value) -> None:
+        """An attribute of its objects holds this from here on."""
+        old = self.attributes.get(name)
+        if old is None or old.op != value.op or old.dtypes != value.dtypes:
+            self.version += 1
+        self.attributes[name] = value
 
     def settle_buffers(self) -> None:
         """Once ``__init__`` has run, buffers follow the dtype that the model is cast to, unless the class keeps them from it."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from precisionlint.events import Event
 from precisionlint.source.flow.evaluate import Frame
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Function, Source, Spent, instance
+from precisionlint.source.flow.remembered import Remembered
 from precisionlint.source.flow.words import TEST_FILE, Asked, called_names, calls, words_of
 from precisionlint.source.root import file_of
 from precisionlint.valueflow import Ended, Scope, Value
@@ -46,6 +47,7 @@ class Flow:
         self.functions: list[Function] = []
         self.tests: dict[ast.expr, Asked] = {}
         self.running: list[ast.AST] = []
+        self.remembered = Remembered()
         self.inherited = False  # a method of a class above runs, which other files hold
         self.budget = BUDGET
 
@@ -137,6 +139,28 @@ class Flow:
         quiet: bool = False,
     ) -> Value:
         """What a function of the project returns for these arguments; its ops are told."""
+        if function.source is self.source or self.inherited:
+            return self.follow(function, args, options, scope, depth, receiver, quiet)
+        inside = scope_of(function, scope)
+        key = self.remembered.key(function, args, options, receiver, inside)
+        arguments = [*args, *options.values(), *([receiver] if receiver is not None else [])]
+        again = self.remembered.again(key, arguments, depth) if key is not None else None
+        if again is None:
+            again = self.follow(function, args, options, scope, depth, receiver, quiet)
+            if key is not None:
+                self.remembered.keep(key, arguments, depth, again)
+        return again
+
+    def follow(
+        self,
+        function: Function,
+        args: list[Value],
+        options: dict[str, Value],
+        scope: Scope,
+        depth: int,
+        receiver: Value | None,
+        quiet: bool,
+    ) -> Value:
         self.entered.add(id(function.node))
         source = function.source
         quiet = source is not self.source or (quiet and not self.inherited)

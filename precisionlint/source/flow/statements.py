@@ -126,7 +126,7 @@ def loop(frame: Frame, head: Any, body: list[ast.stmt]) -> None:
     """A body that runs any number of times: once from what stood before, once more from what it left."""
     before = dict(frame.names)
     frame.loops += 1
-    for _ in range(2 if frame.loops <= LOOPS else 1):
+    for _ in range(2 if frame.loops <= LOOPS and not frame.quiet else 1):
         head()
         frame.block(body)
         frame.gone = False
