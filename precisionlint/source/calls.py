@@ -11,7 +11,7 @@ from precisionlint.source import effects, repeats
 from precisionlint.source import program as p
 from precisionlint.source.evaluate import attribute, class_attribute, elements, evaluate
 from precisionlint.source.objects import is_container, name_of
-from precisionlint.source.records import Args, BudgetError, FrameInfo, Paths
+from precisionlint.source.records import SHARE, Args, BudgetError, FrameInfo, Paths
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     NONE,
@@ -194,26 +194,54 @@ def is_left_open(function: p.Function) -> bool:
 
 def follow(it: Interpreter, func: Func, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
     """Enters a function that can matter."""
-    if it.limited is not None or func.module.is_strong(func.function):
+    if func.module.trains(func.function):
+        return train(it, func, args, instr, state)
+    if func.module.is_strong(func.function):  # it may lead to what trains, and need not
+        return build(it, func, args, instr, state, max(HELPER_BUDGET, (it.limit - it.steps) // SHARE), (it.width, 1))
+    if it.limited is not None:
         return run_function(it, func, args, instr, state)
-    return build(it, func, args, instr, state)
+    return build(it, func, args, instr, state, HELPER_BUDGET, HELPER_WIDTHS)
 
 
-def build(it: Interpreter, func: Func, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
-    """A call of what cannot train and so only builds things: not worth more than so much."""
-    limit, width, depths = it.limit, it.width, it.open()
-    for narrow in HELPER_WIDTHS:
-        before = state.fork()
-        it.width = min(width, narrow)
-        it.limit, it.limited = min(limit, it.steps + HELPER_BUDGET), instr
+def train(it: Interpreter, func: Func, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
+    """A call of what trains: worth all that is left to the program, whatever the calls around it are worth without it."""
+    limit, limited, before = it.limit, it.limited, it.steps
+    it.limit, it.limited = it.whole, None
+    try:
+        return run_function(it, func, args, instr, state)
+    finally:
+        it.limit, it.limited = min(it.whole, limit + it.steps - before), limited
+
+
+def build(
+    it: Interpreter,
+    func: Func,
+    args: Args,
+    instr: p.Call,
+    state: State,
+    budget: int,
+    widths: tuple[int, int],
+) -> list[tuple[State, Value]]:
+    """A call of what does not train itself and so builds things, or leads to what does: not worth more than so many instructions."""
+    limit, limited, width, depths = it.limit, it.limited, it.width, it.open()
+    for tried in range(it.costly.get(func.function, 0), len(widths)):
+        results, before = None, state.fork()
+        mine = min(limit, it.steps + budget)
+        it.limit, it.limited, it.width = mine, instr, min(width, widths[tried])
         try:
-            return run_function(it, func, args, instr, before)
+            results = run_function(it, func, args, instr, before)
         except BudgetError as error:
-            if error.call is not instr or it.steps > limit:
+            if error.call is not instr:
                 raise
-            it.close(depths)
         finally:
-            it.limit, it.limited, it.width = limit, None, width
+            limit = min(it.whole, limit + it.limit - mine)  # what trains in it does not count
+            it.limit, it.limited, it.width = limit, limited, width
+        if results is not None:
+            return results
+        if it.steps > limit:
+            raise BudgetError(limited)
+        it.close(depths)
+        it.costly[func.function] = tried + 1
     it.gave_up(state, instr.at, f"'{func.function.name}' has too many paths: what it returns is taken as unknown", func)
     return effects.call_unknown(it, state, instr, func, args)
 

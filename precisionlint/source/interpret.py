@@ -93,6 +93,7 @@ class Interpreter:
         self.syms: dict[tuple[Any, ...], Sym] = {}
         self.event_ids: set[Any] = set()
         self.entered: set[p.Function] = set()
+        self.costly: dict[p.Function, int] = {}  # helpers -> on how many widths they have been too much to be followed
         self.instantiated: set[p.ClassDef] = set()
         self.found: dict[Any, Hit | Evidence] = {}
         self.decided: dict[Any, list[dict[Sym, Fact]]] = {}  # what the paths had decided that led to each of them
@@ -100,7 +101,7 @@ class Interpreter:
         self.coverage = Coverage()
         self.silent = 0
         self.steps = self.total = 0
-        self.limit = BUDGET
+        self.limit = self.whole = BUDGET
         self.width = WIDEST
         self.thinned = False
         self.limited: Any = None
@@ -130,7 +131,8 @@ class Interpreter:
         """Before each root: its own budget."""
         self.total += self.steps
         self.steps = 0
-        self.limit, self.limited = min(budget, FILE_BUDGET - self.total), None
+        self.limit = self.whole = min(budget, FILE_BUDGET - self.total)
+        self.limited = None
 
     def open(self) -> tuple[int, ...]:
         """How much is open where a run may be given up: see ``close``."""

@@ -79,7 +79,8 @@ class Outline:
                         self.stars.append(target)
                     else:
                         self.imports[alias.asname or alias.name] = target
-        self.names = frozenset(self.definitions) | frozenset(self.imports)
+        # Who says ``__init__`` calls that of a class above, which it names as well; it is no one's in particular.
+        self.names = frozenset(name for name in (*self.definitions, *self.imports) if not name.startswith("__"))
 
     def holds(self, kind: str) -> bool:
         """Whether any definition holds a mark of this kind."""

@@ -21,7 +21,7 @@ from precisionlint.source import program as p
 from precisionlint.source.hanging import hangs_on
 from precisionlint.source.interpret import Interpreter
 from precisionlint.source.project import Project, ProjectModule
-from precisionlint.source.records import BUDGET, NARROW, WIDEST, BudgetError, Coverage, Where
+from precisionlint.source.records import BUDGET, NARROW, SHARE, WIDEST, BudgetError, Coverage, Where
 from precisionlint.source.state import Fact, State, agree, differing, merge
 from precisionlint.source.thinning import thin
 from precisionlint.source.values import FALSE, TRUE, Class, Const, Func, Obj, Sym, Value
@@ -81,11 +81,11 @@ class Reader(Struct, frozen=True):
             self.it.emit(start, opened(self.module, text, complete))
         return start
 
-    def attempt(self, node: Any, run: Callable[[], list[State]], times: int = 1) -> list[State] | None:
-        """Runs one root within so many times its budget: on few paths first, so that its end is seen, then on as many as the budget reaches
+    def attempt(self, node: Any, run: Callable[[], list[State]]) -> list[State] | None:
+        """Runs one root within its budget: on few paths first, so that its end is seen, then on as many as the budget reaches
         for. None where not even few could be followed to the end."""
         it, gave_up = self.it, self.it.coverage.gave_up
-        it.begin(times * BUDGET)
+        it.begin(BUDGET)
         states: list[State] = []
         entered, told, depths = frozenset(it.entered), dict(gave_up), it.open()
         narrowly: dict[tuple[Any, Any], str] = {}
@@ -179,13 +179,10 @@ class Reader(Struct, frozen=True):
                 if any(method not in self.it.entered for method in own):
                     self.it.coverage.programs += 1
                     done = frozenset(self.it.entered)
-                    whole, trained = (partial(self.run_class, instr.cls, state, done, alone) for alone in (False, True))
-                    if self.attempt(instr.cls.node, whole) is None:
-                        self.attempt(instr.cls.node, trained, 2)
+                    self.attempt(instr.cls.node, partial(self.run_class, instr.cls, state, done))
 
-    def run_class(self, definition: p.ClassDef, state: State, done: frozenset[p.Function], alone: bool) -> list[State]:
-        """``__init__``, then what prepares, then each method that trains, and again after itself. ``done``: what was entered before;
-        ``alone``: leaves out the methods that call these, where all of it is too much to be followed."""
+    def run_class(self, definition: p.ClassDef, state: State, done: frozenset[p.Function]) -> list[State]:
+        """``__init__``, then what prepares, then each method that trains, and again after itself. ``done``: what was entered before."""
         start = self.fresh(state, self.module.source_of_class(definition))
         cls = self.it.lookup(start, definition.name)
         if not isinstance(cls, Class):
@@ -201,27 +198,23 @@ class Reader(Struct, frozen=True):
             self.forget(one, obj, definition)
         training = []
         methods = list(self.class_methods(bases[0], cls))
-        driving = drivers(methods) if alone else frozenset()
         for method in methods:
             trains = bool(STEPPING & method.module.words(method.function))
-            if (
-                method.function in driving
-                or self.is_inner(method)
-                or (method.function in done and (trains or method.owner == cls))
-            ):
+            if self.is_inner(method) or (method.function in done and (trains or method.owner == cls)):
                 continue
             if trains:
                 training.append(method)
                 continue
             # What a method that prepares leaves in the object, the methods that train find there.
-            after = self.run_method(bases, method, obj)
+            after = self.run_method(bases, method, obj, SHARE)
             bases = self.thin([*after, *(base for base in bases if not any(opens(one, base, obj) for one in after))])
-        for method in sorted(training, key=lambda method: method.function.name.startswith("_")):
+        training.sort(key=lambda method: method.function.name.startswith("_"))
+        for left, method in zip(range(len(training), 0, -1), training, strict=True):
             if self.is_inner(method):
                 continue
-            after = self.run_method(self.unflagged(bases, method, training, obj), method, obj)
+            after = self.run_method(self.unflagged(bases, method, training, obj), method, obj, min(left, SHARE))
             if "backward" in method.module.words(method.function):
-                self.run_method(self.thin(after), method, obj, again=True)
+                self.run_method(self.thin(after), method, obj, min(left, SHARE), again=True)
         return []
 
     def forget(self, state: State, obj: Value, definition: p.ClassDef) -> None:
@@ -262,17 +255,27 @@ class Reader(Struct, frozen=True):
                         if value.module.is_relevant(value.function):
                             yield value
 
-    def run_method(self, bases: list[State], method: Func, obj: Value, again: bool = False) -> list[State]:
+    def run_method(self, bases: list[State], method: Func, obj: Value, share: int, again: bool = False) -> list[State]:
+        """What a method leaves, called on each of these states; nothing where it takes more than one part in ``share`` of what is left."""
+        it, whole, depths = self.it, self.it.whole, self.it.open()
+        it.limit = it.whole = it.steps + (whole - it.steps) // share
         after: list[State] = []
-        for base in bases:
-            start = base.fork() if again else self.fresh(base, None)
-            decorators = self.it.decorators(start, method)
-            receiver: Value | None = obj
-            if "staticmethod" in decorators:
-                receiver = None
-            elif "classmethod" in decorators and isinstance(obj, Obj):
-                receiver = obj.cls
-            after.extend(self.call(start, Func(method.function, method.module, method.frame, receiver, method.owner)))
+        try:
+            for base in bases:
+                start = base.fork() if again else self.fresh(base, None)
+                decorators = it.decorators(start, method)
+                receiver: Value | None = obj
+                if "staticmethod" in decorators:
+                    receiver = None
+                elif "classmethod" in decorators and isinstance(obj, Obj):
+                    receiver = obj.cls
+                func = Func(method.function, method.module, method.frame, receiver, method.owner)
+                after.extend(self.call(start, func))
+        except BudgetError:
+            it.close(depths)
+            it.coverage.gave_up.setdefault((method.module, method.function), "too many paths to follow to the end")
+        finally:
+            it.limit = it.whole = whole
         return self.thin(after, 2 * ROOT_STATES)
 
 
@@ -286,18 +289,6 @@ def assigned(method: p.Function) -> set[str]:
         and isinstance(node.value, ast.Name)
         and node.value.id == "self"
     }
-
-
-def drivers(methods: list[Func]) -> frozenset[p.Function]:
-    """The methods that train only by calling others of their class that do."""
-    words = {method.function: method.module.words(method.function) for method in methods}
-    names = {each.function.name for each in methods if STEPS.search(each.module.source_of(each.function))}
-    driving = {function for function in words if function.name not in names}
-    found: set[p.Function] = set()
-    while more := {function for function in driving - found if names & words[function]}:
-        found |= more
-        names |= {function.name for function in more}
-    return frozenset(found)
 
 
 def opens(wide: State, narrow: State, obj: Value) -> bool:

@@ -25,6 +25,11 @@ FILE_BUDGET = 45_000
 """How many instructions all programs of a file may take together."""
 
 
+SHARE = 4
+"""One part in so many of what is left is what a part of a program may take that is not the last: a method of a class, a call that may
+lead to what trains and does not train itself."""
+
+
 HALF = {"float16": "fp16", "bfloat16": "bf16"}
 
 
