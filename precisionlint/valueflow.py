@@ -159,10 +159,12 @@ class Shows(Struct, frozen=True):
     """A fact about the programs of a file that a finding needs (``Hit.needs``): ``"training"``, ``"fp16"``, ``"bf16"``, ``"half"`` (either),
     ``"half parameters"`` (kept in half: buffers are half as well), ``"half weights"`` (those, or FSDP's half copies, in a file that trains),
     ``"half gradients"``, ``"half autocast"``, ``"loss under autocast"``. ``elsewhere``: another file of theirs must say it, since what
-    this one shows is followed on its paths. See ``source/flow/evidence.py``."""
+    this one shows is followed on its paths. ``bare``: by a program that runs under no autocast, which would lift the op to fp32. See
+    ``source/flow/evidence.py``."""
 
     what: str
     elsewhere: bool = False
+    bare: bool = False
 
 
 def constant(value: Any, at: Any = None) -> Value:
@@ -239,8 +241,8 @@ def shown_by(dtypes: Dtypes) -> Shows:
     """What the project must show for a value that may be half to be so: half weights where autocast would make it fp32, half parameters
     where it is one of them; else half precision of any kind."""
     if "~weights" in dtypes or "^weights" in dtypes:
-        return Shows("half parameters")
-    return Shows("half weights" if any(atom[0] == "^" for atom in dtypes) else "half")
+        return Shows("half parameters", bare="~weights" not in dtypes)
+    return Shows("half weights", bare=True) if any(atom[0] == "^" for atom in dtypes) else Shows("half")
 
 
 def lifted(dtypes: Dtypes) -> Dtypes:

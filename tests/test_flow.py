@@ -20,7 +20,7 @@ from precisionlint.source.flow.evidence import Evidence
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.source.project import Project
 from precisionlint.subjects import File
-from precisionlint.valueflow import RANK, Computed, Dtypes, Returned, promote
+from precisionlint.valueflow import RANK, Computed, Dtypes, Returned, Shows, promote
 
 torch = pytest.importorskip("torch")
 
@@ -737,8 +737,9 @@ def test_comments_and_documentation_show_nothing(code: Code, line: str):
 def test_half_copies_are_half_weights_and_no_half_parameters(code: Code):
     found = code(f"policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)\n{TRAIN}")
     evidence = Evidence(found.file.project)
-    assert evidence.shows("half weights", found.path, "case.py") is not None
-    assert evidence.shows("half parameters", found.path, "case.py") is None
+    assert evidence.shows(Shows("half weights"), found.path, "case.py") is not None
+    assert evidence.shows(Shows("half parameters"), found.path, "case.py") is None
+    assert evidence.shows(Shows("half weights", bare=True), found.path, "case.py") is None  # it trains under autocast
 
 
 def test_a_fault_that_is_completed_in_this_file_stands_here(code: Code):

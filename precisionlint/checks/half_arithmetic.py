@@ -385,7 +385,7 @@ def exp_in_half(state: None, event: Computed) -> Iterator[Any]:
         value,
         how,
         f"{value.op} of a parameter in the parameter's own dtype: where the weights are half, {harm}; take .float() first",
-        (TRAINING, HALF_WEIGHTS),
+        (TRAINING, Shows("half weights", bare=True)),
     )
 
 

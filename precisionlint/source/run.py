@@ -157,7 +157,7 @@ class Run:
         evidence = self.evidence.setdefault(file.project.root, Evidence(file.project))
         for need in hit.needs:
             assert isinstance(need, Shows)
-            where = evidence.shows(need.what, file.path, file.display, elsewhere=need.elsewhere)
+            where = evidence.shows(need, file.path, file.display)
             if where is None:
                 if hit.confidence == "certain" or not self.possible:
                     return None

@@ -14,8 +14,10 @@ from functools import cached_property
 from pathlib import Path
 
 from precisionlint.findings import Place
+from precisionlint.source.flow.bearers import Bearers
 from precisionlint.source.project import Project
 from precisionlint.source.root import file_of, python_files
+from precisionlint.valueflow import Shows
 
 FILES = 5_000
 """How many files of a project are looked at."""
@@ -29,15 +31,17 @@ TRAINS = re.compile(
 PATTERNS = {
     "training": TRAINS,
     "fp16": re.compile(
-        rb"(?<![bB])\b[Ff]loat16\b|\.half\(\)|torch\.half\b|fp16|16-mixed|16-true|\bautocast\(\s*(?:['\"]cuda['\"]\s*)?\)|GradScaler"
+        rb"(?<![=!]= torch\.)(?<![bB])\b[Ff]loat16\b|\.half\(\)|torch\.half\b|fp16|16-mixed|16-true"
+        rb"|\bautocast\(\s*(?:['\"]cuda['\"]\s*)?\)|GradScaler"
     ),
     "bf16": re.compile(rb"bfloat16|\bbf16\b"),
     "half autocast": re.compile(
-        rb"\bautocast\((?![^)\n]*enabled\s*=\s*False)(?![^)\n]*float32)(?!['\"]cpu)|mixed_precision\s*=\s*['\"](?:fp16|bf16)"
+        rb"\bautocast\((?!\s*False|['\"]cpu|[^)\n]*(?:enabled\s*=\s*False|float32))|mixed_precision\s*=\s*['\"](?:fp16|bf16)"
         rb"|bf16-mixed|16-mixed"
     ),
     "loss under autocast": re.compile(
-        rb"with [^\n]*autocast\((?![^\n]*['\"]cpu)(?![^\n]*enabled\s*=\s*False)[^\n]*:[ \t]*\n(?:[^\n]*\n){0,8}?[^\n]*(?:loss|criterion|targets?\b)"
+        rb"with [^\n]*autocast\((?!\s*False|[^\n]*(?:['\"]cpu|enabled\s*=\s*False))"
+        rb"[^\n]*:[ \t]*\n(?:[^\n]*\n){0,8}?[^\n]*(?:loss|criterion|targets?\b)"
     ),
     "half parameters": re.compile(
         MODEL + rb"(?:\([^()\n]*\))?" + MOVED + rb"\.(?:half\(\)|bfloat16\(\)|to\([^)\n]*(?:float16|bfloat16|torch\.half|dtype\b))"
@@ -61,9 +65,21 @@ DTYPE_AWARE = re.compile(
 """What only code writes that meets other dtypes than fp32. (``.float()`` by itself makes numbers of integers as well.)"""
 TEXT = re.compile(rb'"{3}(?:[^\\]|\\.)*?"{3}' + rb"|'{3}(?:[^\\]|\\.)*?'{3}", re.S)
 """Documentation: what it speaks of, the program need not do."""
-IN_TRAINING = {"half weights": ("half parameters", "half copies"), "half gradients": ("half parameters",)}
-"""What is shown by a file that trains, or by the file at hand, alone: others cast models for inference. Weights of a forward are half where
-parameters are kept so, or where FSDP makes half copies of them; gradients only in the first case."""
+AUTOCAST = re.compile(rb"\bautocast\((?!\s*False|[^)\n]*enabled\s*=\s*False)|\bAccelerator\(|\bTrainingArguments\b")
+"""What only a program says that runs its forward under autocast, or can be told to."""
+KINDS = {
+    "half": ("bf16", "fp16"),
+    "half weights": ("half parameters", "half copies"),
+    "half gradients": ("half parameters",),
+}
+"""What shows it. Weights of a forward are half where parameters are kept so, or where FSDP makes half copies of them; gradients only in
+the first case."""
+IN_TRAINING = frozenset({"half weights", "half gradients"})
+"""What is shown by a file that trains, or by the file at hand, alone: others cast models for inference."""
+SPOKEN = frozenset({"fp16", "bf16", "half autocast"})
+"""What any file speaks of that has to do with half precision."""
+SETTINGS = re.compile(r"conf|cfg|opt(?:s|ion)|arg|setting|default|param", re.I)
+"""Files that say what a program does."""
 SEEN_ONLY = frozenset({"loss under autocast"})
 """What handling dtypes says nothing of: only a line that shows it counts."""
 TESTS = re.compile(r"(?:^|/)(?:tests?|docs?|benchmarks?)/|(?:^|/)(?:test_|conftest)|_test\.py$")
@@ -71,8 +87,27 @@ IMPORTED = re.compile(
     rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]*(?:\(([^)]*)\)|([^\n#;]*))|import[ \t]+([\w., \t]+))", re.M
 )
 WORD = re.compile(r"\w+")
+AS = re.compile(r"\bas\s+\w+")
 DEFINED = re.compile(rb"^(?:class|def)[ \t]+(\w+)", re.M)
-REGISTERS = re.compile(rb"regist|entry_point", re.I)
+REGISTERS = re.compile(rb"regist(?!er_(?:buffer|parameter|\w*hook))|entry_point", re.I)
+MODULE = re.compile(rb"def forward\(")
+GENERAL = frozenset(
+    {
+        b"__init__",
+        b"main",
+        b"forward",
+        b"utils",
+        b"util",
+        b"common",
+        b"model",
+        b"models",
+        b"train",
+        b"loss",
+        b"norm",
+        b"layers",
+    }
+)
+"""Names that many files use, each for something of its own."""
 
 
 class Evidence:
@@ -84,54 +119,104 @@ class Evidence:
         self._programs: dict[Path, list[Path]] = {}
         self._callers: dict[Path, list[Path]] = {}
         self._cut_off: dict[Path, bool] = {}
+        self._exports: dict[Path, dict[str, Path]] = {}
+        self._reached: dict[Path, frozenset[Path]] = {}
+        self._under_autocast: dict[Path, bool] = {}
+        self.bearers = Bearers(project, self.leads, lambda path: self.importers.get(path, []), self.text, self.taken)
 
     def handled(self, where: Place, near: Path, display: str) -> bool:
         """Whether a place shows no more than that a library's file handles dtypes."""
         return not self.trains and (where.path, where.line) == (display, self.lines(near).get("dtypes"))
 
-    def shows(
-        self, what: str, near: Path, display: str, *, elsewhere: bool = False, training: bool = False
-    ) -> Place | None:
-        """Where a program of the file at ``near`` shows it (named ``display`` in its place); None if nothing does. ``elsewhere``: where
-        another of its files says it, and nothing else counts.
+    def shows(self, need: Shows, near: Path, display: str) -> Place | None:
+        """Where a program of the file at ``near`` shows what is needed (named ``display`` in its place); None if nothing does.
 
         In a project that trains nothing, a file is a library's: what reaches it is its callers' affair, and that it handles dtypes at
         all shows that they come with others than fp32.
         """
-        if what == "half":
-            return self.shows("bf16", near, display) or self.shows("fp16", near, display)
-        if what in IN_TRAINING:
-            shown = (self.shows(each, near, display, training=True) for each in IN_TRAINING[what])
-            return next((place for place in shown if place is not None), None)
-        programs = self.programs(near)
-        if elsewhere:
-            programs = self.all_of(near)[1:]
-        elif what in SEEN_ONLY:
-            programs = [*self.all_of(near), *self.files]  # a loss may be loaded by name
-        elif not any("training" in self.lines(path) for path in programs):
-            if not self.trains:
-                line = 1 if what == "training" else self.lines(near).get("dtypes")
-                return Place(display, line, 1, line, 1) if line is not None else None
-            programs = [near, *(self.files if what == "training" else self.callers(near))]
-        for path in programs:
-            lines = self.lines(path)
-            if what in lines and (not training or path == near or "training" in lines):
-                return Place(display if path == near else path.as_posix(), lines[what], 1, lines[what], 1)
+        files = self.asked(need, near)
+        if files is None:
+            line = 1 if need.what == "training" else self.lines(near).get("dtypes")
+            return Place(display, line, 1, line, 1) if line is not None else None
+        for what in KINDS.get(need.what, (need.what,)):
+            for path in files:
+                line = self.line_of(need, what, path, near)
+                if line is not None:
+                    return Place(display if path == near else path.as_posix(), line, 1, line, 1)
         return None
 
+    def asked(self, need: Shows, near: Path) -> list[Path] | None:
+        """The files in which something counts that a file needs, the nearest first; None where its callers decide."""
+        programs = self.programs(near)
+        if need.elsewhere:
+            return self.all_of(near)[1:]
+        if need.what in SEEN_ONLY:
+            return [*programs, *self.callers(near)]  # a loss may be loaded by name
+        if any("training" in self.lines(path) for path in programs):
+            return programs
+        if not self.trains:
+            return None
+        return [near, *(self.files if need.what == "training" else self.callers(near))]
+
+    def line_of(self, need: Shows, what: str, path: Path, near: Path) -> int | None:
+        """Where a file shows it to the one at hand."""
+        lines = self.lines(path)
+        if what not in lines or (need.bare and self.under_autocast(path)):
+            return None
+        if need.what in IN_TRAINING and path != near and "training" not in lines:
+            return None
+        if what == "half parameters" and need.what != "half gradients":
+            return self.cast(path, near)
+        if what in SPOKEN and not self.takes_part(path, near):
+            return None
+        return lines[what]
+
+    def takes_part(self, path: Path, near: Path) -> bool:
+        """Whether what a file says of half precision may be of this one: it trains or sets what a program does, it is led to from there, or
+        leads there from a file that trains. What else stands beside it has dtypes of its own."""
+        if "training" in self.lines(path) or SETTINGS.search(path.stem) or self.leads(near, path):
+            return True
+        training = (one for one in self.programs(near) if "training" in self.lines(one))
+        return self.leads(path, near) and any(self.leads(one, path) for one in training)
+
+    def cast(self, path: Path, near: Path) -> int | None:
+        """The first line in which a file casts an object that may hold the code at hand; where that is no module's, any object."""
+        if not MODULE.search(self.text(near)):
+            return self.lines(path)["half parameters"]
+        found = lines_of(PATTERNS["half parameters"], self.text(path), ASIDE["half parameters"])
+        return next((line for line in found if self.bearers.holds(path, line, near)), None)
+
+    def under_autocast(self, path: Path) -> bool:
+        """Whether the programs of a file run under autocast: it says so, or one of those that train with it."""
+        if path not in self._under_autocast:
+            training = (one for one in self.programs(path) if one == path or "training" in self.lines(one))
+            self._under_autocast[path] = any(next(lines_of(AUTOCAST, self.text(one)), None) for one in training)
+        return self._under_autocast[path]
+
+    def leads(self, path: Path, target: Path) -> bool:
+        """Whether a file is another, or leads to it by imports."""
+        if path not in self._reached:
+            self._reached[path] = frozenset(reached([path], self.imports))
+        return target in self._reached[path]
+
     def callers(self, path: Path) -> list[Path]:
-        """The files that may run what no program imports. Where others do import it, or it registers something, these are found by a name in
-        a configuration: any of the project. Else those that speak of the file or of what it defines."""
+        """The files that may run what no program imports: those that speak of it, or of a file that leads to it, or of what these define.
+        Where one of these registers something, or a file makes objects by names, it is found by a name in a configuration."""
         if path in self._callers:
             return self._callers[path]
-        data = self.project.read(path) or b""
-        if self.importers.get(path) or REGISTERS.search(data):
+        library = reached([path], self.importers)
+        if any(REGISTERS.search(self.text(one)) for one in library):
             return self.files
-        named = {path.stem.encode(), *DEFINED.findall(data)} - {b"__init__", b"main", b"forward"}
-        if not named:
-            return []
-        spoken = re.compile(rb"\b(?:" + b"|".join(re.escape(name) for name in sorted(named)) + rb")\b")
-        self._callers[path] = [other for other in self.files if spoken.search(self.project.read(other) or b"")]
+        named = {one.stem.encode() for one in library} - GENERAL
+        named |= {name for one in library for name in DEFINED.findall(self.text(one))} - GENERAL
+        spoken = re.compile(
+            rb"\b(?:" + b"|".join(re.escape(name) for name in sorted(named)) + rb")\b" if named else b"(?!)"
+        )
+        self._callers[path] = [
+            other
+            for other in self.files
+            if other not in library and (self.bearers.by_name(other) or spoken.search(self.text(other)))
+        ]
         return self._callers[path]
 
     def is_cut_off(self, path: Path) -> bool:
@@ -158,17 +243,22 @@ class Evidence:
         """What a file shows, and in which line first."""
         if path not in self._lines:
             found: dict[str, int] = {}
-            data = self.project.read(path) or b""
-            if b'"""' in data or b"'''" in data:
-                data = TEXT.sub(lambda text: b"\n" * text[0].count(b"\n"), data)
+            data = self.text(path)
             for what, pattern in {**PATTERNS, "dtypes": DTYPE_AWARE}.items():
                 if what in WORDS and not any(word in data for word in WORDS[what]):
                     continue
-                line = first_line(pattern, data, ASIDE.get(what))
+                line = next(lines_of(pattern, data, ASIDE.get(what)), None)
                 if line is not None:
                     found[what] = line
             self._lines[path] = found
         return self._lines[path]
+
+    def text(self, path: Path) -> bytes:
+        """A file without its documentation."""
+        data = self.project.read(path) or b""
+        if b'"""' in data or b"'''" in data:
+            data = TEXT.sub(lambda text: b"\n" * text[0].count(b"\n"), data)
+        return data
 
     def programs(self, path: Path) -> list[Path]:
         """The files that run together with one: it and those that lead to it, what it leads to, and what the others import themselves;
@@ -215,10 +305,39 @@ class Evidence:
             target = self.project.resolve(name, len(module) - len(name), path)
             if target is None:
                 continue
-            yield target
-            if target.name == "__init__.py":
-                parts = (file_of(target.parent / word) for word in WORD.findall(inside or plain))
-                yield from (part for part in parts if part is not None)
+            if target.name != "__init__.py":
+                yield target
+                continue
+            # A package stands for what is taken from it: through its own file everything in it would lead everywhere.
+            for word in WORD.findall(AS.sub(" ", inside or plain)) or ["*"]:
+                yield self.taken(target, word)
+
+    def taken(self, package: Path, name: str) -> Path:
+        """The file that a name of a package comes from."""
+        return file_of(package.parent / name) or self.exports(package).get(name) or package
+
+    def exports(self, package: Path) -> dict[str, Path]:
+        """Which files the names come from that a package takes from others."""
+        if package not in self._exports:
+            found = self._exports[package] = {}
+            for match in IMPORTED.finditer(self.project.read(package) or b""):
+                module, inside, plain, _ = (part.decode("ascii", "replace") if part else "" for part in match.groups())
+                name = module.lstrip(".")
+                target = self.project.resolve(name, len(module) - len(name), package) if module else None
+                if target is None:
+                    continue
+                further = self.exports(target) if target.name == "__init__.py" else {}
+                if (inside or plain).strip() == "*":
+                    names = [each.decode() for each in DEFINED.findall(self.project.read(target) or b"")]
+                    found |= dict.fromkeys(names, target) | further
+                    continue
+                for each in (inside or plain).split(","):
+                    word, _, alias = each.strip().partition(" as ")
+                    part = (
+                        file_of(target.parent / word) if target.name == "__init__.py" and word.isidentifier() else None
+                    )
+                    found[(alias or word).strip()] = part or further.get(word) or target
+        return self._exports[package]
 
 
 def reached(starts: list[Path], edges: dict[Path, list[Path]]) -> list[Path]:
@@ -232,12 +351,11 @@ def reached(starts: list[Path], edges: dict[Path, list[Path]]) -> list[Path]:
     return todo
 
 
-def first_line(pattern: re.Pattern[bytes], data: bytes, unless: re.Pattern[bytes] | None = None) -> int | None:
-    """The first line that a pattern matches outside a comment; ``unless`` another does as well."""
+def lines_of(pattern: re.Pattern[bytes], data: bytes, unless: re.Pattern[bytes] | None = None) -> Iterator[int]:
+    """The lines that a pattern matches outside a comment; ``unless`` another does as well."""
     for match in pattern.finditer(data):
         start = data.rfind(b"\n", 0, match.start()) + 1
         if unless is not None and unless.search(data[start:].partition(b"\n")[0]):
             continue
         if b"#" not in data[start : match.start()]:
-            return data.count(b"\n", 0, match.start()) + 1
-    return None
+            yield data.count(b"\n", 0, match.start()) + 1

@@ -1,0 +1,108 @@
+"""What a likely finding rests on: half precision of the object that holds the code, in a program that reaches it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from precisionlint import catalogue, check
+
+HEADER = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n"
+NORM = f"""{HEADER}
+class Norm(nn.Module):
+    def forward(self, x):
+        return x * torch.rsqrt((%s).mean(-1, keepdim=True) + 1e-6)
+"""
+POW, SQUARE = "x.pow(2)", "x * x"
+NET = f"""{HEADER}from layers.norm import Norm
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = Norm()
+
+    def forward(self, x):
+        return self.norm(x)
+"""
+TRAIN = """
+def train(model, optimizer, x):
+    model(x).float().sum().backward()
+    optimizer.step()
+"""
+PLAIN = f"{HEADER}from net import Net\n{TRAIN}"
+
+
+def grades(folder: Path, **files: str) -> list[str]:
+    """How the norm of layers/norm.py is judged in a project of these files."""
+    (folder / "pyproject.toml").write_text("", encoding="utf-8")
+    for name, text in files.items():
+        path = folder / ("layers/__init__.py" if name == "package" else f"{name.replace('__', '/')}.py")
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text, encoding="utf-8")
+    report = check([str(folder / "layers" / "norm.py")], select=frozenset(catalogue.load()), assume={})
+    return [each.confidence for each in report.findings if each.rule == "norm-without-upcast"]
+
+
+def test_what_autocast_lifts_is_not_half_in_a_program_that_runs_under_it(tmp_path: Path):
+    cast = f"{PLAIN}\nmodel = Net().to(torch.bfloat16)\n"
+    around = cast.replace("    model(x)", "    with torch.autocast('cuda', dtype=torch.bfloat16):\n        model(x)")
+    assert grades(tmp_path, layers__norm=NORM % POW, net=NET, train=cast) == ["likely"]
+    assert grades(tmp_path, train=around) == []
+    assert grades(tmp_path, layers__norm=NORM % SQUARE) == ["likely"]  # which autocast does not lift
+
+
+@pytest.mark.parametrize(
+    ("cast", "counts"),
+    [
+        ("model = Net()\nmodel.half()", True),
+        ("model = torch.compile(Net())\nmodel.half()", True),
+        ("def prepare(model):\n    model.half()\n\nprepare(Net())", True),
+        ("def prepare(model):\n    model.half()\n\nprepare(nn.Linear(8, 8))", False),
+        ("def prepare(model):\n    model.half()", True),  # anybody may call it
+        ("class Run:\n    def __init__(self):\n        self.model = Net()\n        self.model.half()", True),
+        ("class Run:\n    def __init__(self):\n        self.model = nn.Linear(8, 8)\n        self.model.half()", False),
+        ("from transformers import AutoModel\n\nteacher_model = AutoModel.from_pretrained('x').half()", False),
+        (
+            "from transformers import AutoModel\n\nmodel = AutoModel.from_pretrained('x', torch_dtype=torch.bfloat16)",
+            False,
+        ),
+        ("model = Net.from_pretrained('x', torch_dtype=torch.bfloat16)", True),
+        ("model = Net.from_pretrained('x', torch_dtype=torch.float32)", False),
+        ("from other import Other\n\nmodel = Other()\nmodel.half()", False),
+        ("from build import build_model\n\nmodel = build_model('net')\nmodel.half()", True),
+        ("for model in [Net(), None]:\n    model.half()", True),
+    ],
+)
+def test_only_a_cast_of_what_may_hold_the_code_counts(tmp_path: Path, cast: str, counts: bool):
+    other = f"{HEADER}class Other(nn.Module):\n    def forward(self, x):\n        return x\n"
+    build = "import importlib\n\ndef build_model(name):\n    return importlib.import_module(name).Net()\n"
+    found = grades(tmp_path, layers__norm=NORM % POW, net=NET, other=other, build=build, train=f"{PLAIN}\n{cast}\n")
+    assert found == (["likely"] if counts else [])
+
+
+def test_a_package_leads_only_to_what_is_taken_from_it(tmp_path: Path):
+    package = "from .norm import Norm\nfrom .head import Head\n"
+    head = f"{HEADER}class Head(nn.Module):\n    def forward(self, x):\n        return x\n"
+    train = f"{HEADER}from layers import %s\n{TRAIN}\nmodel = %s()\nmodel.half()\n"
+    files = {"package": package, "layers__norm": NORM % POW, "layers__head": head}
+    assert grades(tmp_path, **files, train=train % ("Norm", "Norm")) == ["likely"]
+    assert grades(tmp_path, train=train % ("Head", "Head")) == []
+
+
+def test_what_stands_beside_has_dtypes_of_its_own(tmp_path: Path):
+    """A script that only shows results, and a file of a training program that the layer never meets."""
+    files = {"layers__norm": NORM % SQUARE, "net": NET, "train": PLAIN}
+    app = "import torch\nfrom net import Net\n\nimage = torch.rand(8, 8).type(torch.float16)\n"
+    assert grades(tmp_path, **files) == []
+    assert grades(tmp_path, app=app, kernels="import torch\n\nTABLE = torch.zeros(8, dtype=torch.float16)\n") == []
+    assert grades(tmp_path, train=f"import kernels\n{PLAIN}") == []
+    assert grades(tmp_path, train=f"import config\n{PLAIN}", config="precision = 'bf16'\n") == ["likely"]
+
+
+def test_a_layer_that_no_program_names_is_nobodys(tmp_path: Path):
+    files = {"layers__norm": NORM % SQUARE, "net": NET}
+    train = f"{HEADER}{TRAIN}\nprecision = 'bf16'\n"
+    assert grades(tmp_path, **files, train=train) == []
+    assert grades(tmp_path, train=f"{train}\nmodel = make('net.Net')\n") == ["likely"]
+    assert grades(tmp_path, train=f"import importlib\n{train}") == ["likely"]  # any, by a name in its configuration
