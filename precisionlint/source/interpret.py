@@ -6,7 +6,6 @@ an expression is worth is ``evaluate.py``. It never imports or runs the code tha
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from precisionlint.source import calls, effects, imports, repeats, statements
 from precisionlint.source import program as p
 from precisionlint.source.apis import Apis
 from precisionlint.source.blur import blur
+from precisionlint.source.effects.kept import HAND_SCALE
 from precisionlint.source.evaluate import evaluate
 from precisionlint.source.garbage import Collector
 from precisionlint.source.inert import Inert
@@ -40,7 +40,6 @@ from precisionlint.source.values import (
     UNSURE,
     Class,
     Cond,
-    Const,
     External,
     Flow,
     Func,
@@ -67,8 +66,6 @@ def is_choice(body: list[p.Instr]) -> bool:
 
 WAYS = 8
 """How many ways to a hit are told apart by what they decided; more are any way."""
-HAND_SCALE = re.compile(r"^_*(?:cur_|lg_|current_)?loss_?scal(?:e|er|ing)(?:_factor)?$|^cur_scale$", re.I)
-"""What a loss scale kept by hand is called; nothing else says of a plain number that it is one."""
 
 
 class Interpreter:
@@ -111,6 +108,7 @@ class Interpreter:
         self.turns: list[bool] = []  # of each loop being run: whether it is followed item by item
         self.kept: set[str] = set(assume)
         self.labelled: dict[str, set[Cond]] = {}  # branches in words -> what holds there
+        self.chosen: dict[tuple[Any, str], str] = {}  # what holds a half dtype on some paths only -> its name
         self.mros: dict[Class, list[Value]] = {}
         self.decorator_values: dict[p.Function, tuple[Value, ...]] = {}
         self.registered: set[Any] = set()
@@ -523,15 +521,6 @@ class Interpreter:
                 "more paths at once than are followed: some were left out",
             )
         return result
-
-    def hand_scale(self, key: Any, name: str, value: Value) -> Value:
-        """A number that is kept as the loss scale, by its name."""
-        if not HAND_SCALE.search(name) or name.endswith("er"):
-            return value
-        number = isinstance(value, Const) and value.kind in ("int", "float") and value.value != 1
-        if number or (isinstance(value, Sym) and value.key[0] == "param" and value.flow == PLAIN):
-            return self.intern(("hand", key), name, PLAIN, frozenset(), ())
-        return value
 
     def fork(self, state: State, value: Value) -> list[tuple[bool, State]]:
         """The sides of a condition that this path can take."""

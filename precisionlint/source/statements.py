@@ -87,7 +87,7 @@ def assign(it: Interpreter, state: State, target: p.Expr, value: Value, at: Any)
             if isinstance(target.slot, str) and target.slot in it.assume and isinstance(value, (Sym, Cond)):
                 value = it.assume[target.slot]
             if isinstance(target.slot, str):
-                value = it.hand_scale((state.frame, target.slot), target.slot, value)
+                value = effects.kept(it, state, (state.frame, target.slot), target, value, at)
             it.bind_name(state, target.slot, value)
         case p.Attr():
             obj = evaluate(it, state, target.obj)
@@ -100,7 +100,7 @@ def assign(it: Interpreter, state: State, target: p.Expr, value: Value, at: Any)
                     value.text = name_of(target) or value.text
                 if isinstance(obj, Obj) and it.kind(state, obj) == "module":
                     it.adopt(state, obj, target.name, value)
-                state.attributes(obj)[target.name] = it.hand_scale((obj, target.name), target.name, value)
+                state.attributes(obj)[target.name] = effects.kept(it, state, (obj, target.name), target, value, at)
             elif isinstance(obj, ModuleRef):
                 state.scope(it.globals_frame(obj.module))[target.name] = value
         case p.Index():

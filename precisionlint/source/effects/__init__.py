@@ -8,6 +8,7 @@ from precisionlint.source.effects.common import choices, result
 from precisionlint.source.effects.copies import averaged, blended
 from precisionlint.source.effects.dispatch import call_external, call_method
 from precisionlint.source.effects.gradients import attribute_set
+from precisionlint.source.effects.kept import kept
 from precisionlint.source.effects.optimizers import made
 from precisionlint.source.effects.own_ops import call_custom_op, decorated, launch
 from precisionlint.source.effects.python import BUILTINS
@@ -18,5 +19,5 @@ from precisionlint.source.effects.weights import module_called
 
 __all__ = [
     "BUILTINS", "annotated", "attribute_set", "averaged", "blended", "call_custom_op", "call_external", "call_method",
-    "call_unknown", "choices", "decorated", "enter", "enter_decorators", "launch", "loss_divided", "made", "module_called", "result",
+    "call_unknown", "choices", "decorated", "enter", "enter_decorators", "kept", "launch", "loss_divided", "made", "module_called", "result",
 ]  # fmt: skip

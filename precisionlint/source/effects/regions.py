@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Autocast, Region
+from precisionlint.recipes import HALVES
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import (
     Outcome,
@@ -19,6 +20,7 @@ from precisionlint.source.effects.common import (
     short,
     when,
 )
+from precisionlint.source.effects.kept import chosen_half
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     FALSE,
@@ -93,7 +95,8 @@ def region_from(it: Interpreter, state: State, obj: Value, at: Any) -> Region | 
     setting = dtype_value.text if isinstance(dtype_value, Sym) and dtype is None else ""
     if setting and any(ASKS_DTYPE.search(module.text) for module in it.global_frames):
         setting = ""
-    return Region(device, dtype or "", cache, False, where, chosen(state), setting)
+    decided = chosen(state) or chosen_half(it, state, HALVES.get(dtype or "", "-"))
+    return Region(device, dtype or "", cache, False, where, decided, setting)
 
 
 def chosen(state: State) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from precisionlint.source.effects.common import (
     result,
     when,
 )
+from precisionlint.source.effects.kept import chosen_half
 from precisionlint.source.objects import name_of, named
 from precisionlint.source.operators import as_cond, truth
 from precisionlint.source.state import State
@@ -83,12 +84,13 @@ def make_scaler(it: Interpreter, state: State, instr: p.Call, cls: str, args: Ar
         value = argument(args, position + shift, setting_name)
         if isinstance(value, Const):
             settings.append((setting_name, value.value))
-    state.allocate(obj, {"enabled": enabled})
+    decided = chosen_half(it, state, "fp16")
+    state.allocate(obj, {"enabled": enabled, "chosen": const(decided)})
     it.coverage.scalers.add(instr.at)
     known = truth(state, enabled)
     it.coverage.recipe.scaler = True
     condition = as_cond(enabled) if known is None else None
-    labels = (*when(state), condition.text) if condition is not None else when(state)
+    labels = (*when(state), *((condition.text,) if condition is not None else decided))
     it.emit(
         state,
         ScalerMade(
@@ -117,11 +119,14 @@ def scaler_method(it: Interpreter, state: State, instr: p.Call, scaler: Value, n
     me = named(scaler, receiver_text(instr))
     outcome: Outcome = []
     condition = as_cond(enabled)
+    chosen = state.heap.get(scaler, {}).get("chosen", NONE)
     for on, branch in it.fork(state, enabled):
         act = SCALER_ON[name] if on else SCALER_OFF[name]
         saved = branch.control
         if on and condition is not None:  # what enables the scaler is a condition of all that it does
             branch.control = (*saved, condition.text)
+        elif on and isinstance(chosen, Const) and chosen.value:  # or the dtype for which it was made
+            branch.control = (*saved, *chosen.value)
         for after, value in act(it, branch, instr, me, args):
             after.control = saved
             outcome.append((after, value))
