@@ -323,7 +323,7 @@ def _read(
     kept.save()
     for display, path in found:
         # A file that is named is looked at, even if nothing in it trains.
-        if display in request.paths and results[display].unread and documents.kind(display) == "python":
+        if display in request.paths and results[display].unread and documents.kind(display) in ("python", "other"):
             told = spelled(display, path, request.texts.get(display))
             results[display] = told if told.errors else results[display]
     return {display: results[display] for display, _ in found}
@@ -360,7 +360,8 @@ def judged(result: FileResult, settings: Settings, path: Path) -> tuple[list[Fin
     ]
     if not result.comments:
         return [each for each, _ in findings if settings.shows(each)], []
-    judge = result.complete and not settings.assume
+    # A block of text is a part of something: what would be found in the whole of it, nobody can tell.
+    judge = result.complete and not settings.assume and documents.kind(path.name) != "markdown"
     kept, suppressed = suppress.apply(findings, result.comments, settings.rules - off, judge=judge)
     shown = [replace(each, severity=settings.severity_of(each)) for each in kept if settings.shows(each)]
     return shown, [each for each in suppressed if settings.shows(each.finding)]

@@ -21,6 +21,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from precisionlint import documents, suppress
+from precisionlint.files import CONFIGURATIONS, LARGEST
 from precisionlint.findings import FileError, Finding, GaveUp, Place, Replacement, best
 from precisionlint.source.screen import own_words, worth_parsing
 from precisionlint.subjects import SUBJECTS
@@ -33,6 +34,9 @@ Looked = dict[Path, dict[Path, "Path | None"]]
 """See ``source.project.Project.looked``."""
 STACK = 512 * 1024 * 1024
 """Bytes of stack for reading: deep but legal code needs more than a thread has by default."""
+
+TREES = (".json", ".yaml", ".yml")
+"""How the names of configurations end that have a syntax of their own."""
 
 BUDGET = ("too many paths", "more paths at once", "nested too deeply")
 """How the reasons begin for which a program was not read to its end."""
@@ -273,17 +277,38 @@ def _at_line(place: GaveUp, display: str, program: documents.Program) -> GaveUp:
 
 
 def spelled(display: str, path: Path, text: bytes | None) -> FileResult:
-    """What there is to say of a file (or the text that stands for it) in which nothing trains: that it is no Python, or nothing."""
+    """What there is to say of a file (or the text that stands for it) in which there is nothing to read: that it is no Python, no JSON or
+    YAML, of no kind that is read at all, or nothing."""
     from precisionlint.source.parsing import UnreadableError, parse
 
+    name = display.lower()
+    if documents.kind(display) == "other" and not name.endswith(CONFIGURATIONS):
+        kinds = ", ".join((*documents.SUFFIXES, ".pyw", *documents.MARKDOWN, *CONFIGURATIONS))
+        return FileResult(
+            errors=(FileError(display, None, f"nothing that check reads: its name ends in none of {kinds}"),)
+        )
     try:
         data = path.read_bytes() if text is None else text
-        with_deep_stack(lambda: parse(data))
+        if name.endswith(TREES) and len(data) <= LARGEST:
+            with_deep_stack(lambda: trees(display, path, data))
+        elif documents.kind(display) == "python":
+            with_deep_stack(lambda: parse(data))
     except OSError as error:
         return FileResult(errors=(unreadable(display, error),))
     except UnreadableError as error:
         return FileResult(errors=(FileError(display, error.line, error.message),))
     return NOTHING
+
+
+def trees(display: str, path: Path, data: bytes) -> None:
+    """Reads a configuration as its framework would.
+
+    Raises: UnreadableError.
+    """
+    from precisionlint.source.project import Project
+    from precisionlint.subjects import File, tree
+
+    tree.documents(File(display, path, data, Project(path.absolute().parent)))
 
 
 def unreadable(display: str, error: OSError) -> FileError:

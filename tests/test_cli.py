@@ -380,10 +380,31 @@ def test_a_file_that_is_named_and_is_of_no_kind_that_check_reads_is_told(tmp_pat
     done = subprocess.run(
         [*COMMAND, "check", "--no-cache", "notes.txt"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0
+    assert done.returncode == 2
     assert re.fullmatch(
-        r"precisionlint: notes\.txt is nothing that check reads: its name ends in none of .+\.py.+\n", done.stderr
+        r"precisionlint: notes\.txt: nothing that check reads: its name ends in none of .+\.py.+\n", done.stderr
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("ds.json", '{"train_batch_size": 8,\n "optimizer": {', r"ds\.json:3: not JSON: .+"),
+        ("run.yaml", "lr: [1e-4,\n", r"run\.yaml:2: not YAML: .+"),
+        ("tsconfig.json", '{"strict": true, // as it is\n "include": [],}', None),
+        ("values.yaml", "image: {{ .Values.image }}\n", None),  # a template, which is filled in before anybody reads it
+        ("setup.sh", "if [", None),
+    ],
+)
+def test_a_configuration_that_is_named_is_parsed_even_if_nothing_in_it_is_of_training(
+    tmp_path: Path, name: str, text: str, told: str | None
+) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    named = run("check", "--no-cache", name, cwd=tmp_path)
+    assert named.returncode == (2 if told else 0)
+    assert re.fullmatch(rf"precisionlint: {told}\n" if told else "", named.stderr)
+    folder = run("check", "--no-cache", ".", cwd=tmp_path)  # where most such files are none of a training run
+    assert folder.returncode == 0
 
 
 def test_a_file_that_is_named_is_parsed_even_if_nothing_in_it_trains(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_arithmetic_of_a_library_that_handles_no_dtypes_is_possible(tmp_path: Pa
     ],
 )
 def test_what_callers_or_values_decide_is_possible_even_under_autocast(tmp_path: Path, module: str, rule: str) -> None:
-    project(tmp_path, region=AUTOCAST, library=module)
+    project(tmp_path, region=FP32 if module is PARTS else AUTOCAST, library=module)  # autocast lifts exp and log
     assert found(tmp_path) == []
     weights = "\n\ndef half(model):\n    return model.to(dtype=torch.bfloat16)\n"
     if module is not ATTENTION:  # which needs fp16, not bf16
@@ -755,3 +755,17 @@ def test_paths_may_be_path_objects(tmp_path: Path) -> None:
     by_text = check(str(tmp_path))
     assert by_text.coverage.files == 1
     assert check(tmp_path) == check([tmp_path]) == by_text
+
+
+def test_a_configuration_among_tests_is_there_to_be_run(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    text = (
+        '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true, "loss_scale": 0}, "fp16": {"enabled": true}}'
+    )
+    for folder in ("tests", "configs"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "ds.json").write_text(text, encoding="utf-8")
+    report = check([str(tmp_path)])
+    assert {Path(each.place.path).parent.name for each in report.findings} == {"configs"}
+    asked = check([str(tmp_path / "tests" / "ds.json")], select=["all"])
+    assert {(each.severity, each.confidence) for each in asked.findings} == {("info", "possible")}

@@ -275,6 +275,16 @@ def test_a_block_that_is_no_python_is_no_error(block: str):
     assert (len(report.findings), report.errors) == (1, ())
 
 
+def test_a_comment_in_a_block_may_speak_of_what_the_block_does_not_show(capsys):
+    comment = f"{CLIP_CALL}  # precisionlint: ignore[clip-before-unscale] as published\n"
+    Path("docs.md").write_text(f"```python\n{comment}```\n")
+    Path("train.py").write_text(comment)
+    assert precisionlint.check("docs.md").findings == ()
+    assert [f.rule for f in precisionlint.check("train.py").findings] == ["unused-ignore"]
+    readme = Path(precisionlint.__file__).parent.parent / "README.md"
+    assert cli.main(["check", str(readme)]) == 0
+
+
 def test_an_open_block_ends_nowhere():
     Path("docs.md").write_text(f"```python\n{CLIP}")
     assert precisionlint.check("docs.md").findings == ()

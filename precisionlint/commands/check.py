@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from precisionlint import baseline, catalogue, documents
+from precisionlint import baseline, catalogue
 from precisionlint.commands.check_output import Output, ProgressLine, lines, output, outputs_of, write_files
 from precisionlint.commands.common import Outcome, UsageError, add_color, complain, words
 from precisionlint.config import DEVICES, Configuration, Settings, is_version
 from precisionlint.config import shown as shown_settings
 from precisionlint.errors import InputError
-from precisionlint.files import CONFIGURATIONS
 from precisionlint.findings import CONFIDENCES, SEVERITIES, FileError, Report
 from precisionlint.report.excerpt import Sources, shown
 from precisionlint.report.outputs import FORMATS, Style
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from precisionlint.fixing import Fixed
 
 STDIN = "-"
-READ = (*documents.SUFFIXES, ".pyw", *documents.MARKDOWN, *CONFIGURATIONS)
-"""How the names of files end that hold something to check."""
 SHOWING_FIXES = ("json", "jsonl", "sarif")
 
 EXIT_CODES = """\
@@ -243,9 +240,6 @@ def _once(options: argparse.Namespace, wanted: Sequence[Output]) -> Outcome:
         print(error_line(error), file=sys.stderr)
     if not report.coverage.files and not report.errors:
         complain(f"no Python and no configuration files in {', '.join(options.paths)}")
-    for path in dict.fromkeys(options.paths):
-        if documents.kind(path) == "other" and not path.lower().endswith(READ) and os.path.isfile(path):
-            complain(f"{path} is nothing that check reads: its name ends in none of {', '.join(READ)}")
     for name in report.unheard:
         complain(f"nothing in these files is called {name}: to assume it changes nothing")
     code = report.exit_code_at(options.fail_on)

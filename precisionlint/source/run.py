@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from precisionlint import catalogue
+from precisionlint import catalogue, documents
 from precisionlint.checks import Hit, Judge, all_rules
 from precisionlint.findings import Edit, FileError, Finding, Fix, GaveUp, Place, Step, best
 from precisionlint.source.flow.evidence import Evidence
@@ -150,6 +150,8 @@ class Run:
             return None
         seen = ((place_of(one.at), one.text) for one in hit.trace)
         steps = [Step(relative(where, file.display), text) for where, text in seen if where is not None]
+        if documents.kind(file.display) == "other" and TEST_PATH.search(inside(file.path, file.project.root)):
+            hit = replace(hit, confidence="possible")  # a configuration that a test runs, to see that it does
         if hit.confidence == "possible" and not self.possible:
             return None  # and nothing of the project is asked
         if hit.needs:
@@ -276,8 +278,7 @@ class Run:
 
 def of_test(hit: Hit, module: ProjectModule) -> bool:
     """Whether a hit is about what a test trains: it is made to be compared or to run at all, and how well it learns is no matter."""
-    path = module.path.relative_to(module.project.root).as_posix()
-    if TEST_PATH.search(path):
+    if TEST_PATH.search(inside(module.path, module.project.root)):
         return True
     places = [at for at in (hit.at, *(seen.at for seen in hit.trace)) if isinstance(at, Where)]
     lines = {node.lineno for at in places for where, node in ((at.module, at.node), *at.stack) if where is module}
@@ -287,6 +288,11 @@ def of_test(hit: Hit, module: ProjectModule) -> bool:
         and any(node.lineno <= line <= (node.end_lineno or line) for line in lines)
         for node in ast.walk(module.tree)
     )
+
+
+def inside(path: Path, root: Path) -> str:
+    """A file's path in its project."""
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
 
 
 def place_of(at: Any) -> Place | None:
