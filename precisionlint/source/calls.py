@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from precisionlint.source import effects, repeats
 from precisionlint.source import program as p
 from precisionlint.source.evaluate import attribute, class_attribute, elements, evaluate
-from precisionlint.source.objects import is_container, name_of
+from precisionlint.source.objects import dtype_of, is_container, name_of
 from precisionlint.source.records import SHARE, Args, BudgetError, FrameInfo, Paths
 from precisionlint.source.state import State
 from precisionlint.source.values import (
+    FALSE,
     NONE,
     PLAIN,
     Class,
@@ -304,6 +305,10 @@ def enter_function(
     frame = it.new_frame(key, info)
     scope: dict[p.Slot, Value] = {}
     bind_params(it, func, args, state, scope)
+    if module is not it.entry:
+        given = [value for name, value in scope.items() if value is not func.receiver]
+        decided = any(decides(state, value) for value in given)
+        it.handed[module, function] = it.handed.get((module, function), True) and decided
     state.stack = (*state.stack, (caller_module, site))
     state.frame = frame
     state.frames[frame] = scope
@@ -329,6 +334,13 @@ def enter_function(
             one.frames[frame] = kept
             one.owned.discard(frame)
     return results
+
+
+def decides(state: State, value: Value) -> bool:
+    """Whether an argument decides what a function does about precision: a switch, a dtype or the name of one, a scaler that is off."""
+    if isinstance(value, Const):
+        return value.value is None or isinstance(value.value, (bool, str))
+    return dtype_of(value) is not None or state.heap.get(value, {}).get("enabled") == FALSE
 
 
 def bind_params(it: Interpreter, func: Func, args: Args, state: State, scope: dict[p.Slot, Value]) -> None:

@@ -91,6 +91,7 @@ class Interpreter:
         self.event_ids: set[Any] = set()
         self.entered: set[p.Function] = set()
         self.costly: dict[p.Function, int] = {}  # helpers -> on how many widths they have been too much to be followed
+        self.handed: dict[tuple[ProjectModule, p.Function], bool] = {}  # of others: whether all calls decide precision
         self.instantiated: set[p.ClassDef] = set()
         self.found: dict[Any, Hit | Evidence] = {}
         self.decided: dict[Any, list[dict[Sym, Fact]]] = {}  # what the paths had decided that led to each of them

@@ -45,10 +45,11 @@ STEPS = re.compile(rf"\.(?:{'|'.join(sorted(STEPPING))})\(")
 
 
 class Reading(Struct, frozen=True):
-    """What reading one file gave."""
+    """What reading one file gave. ``handed``: the functions of other files that it calls, and whether each call decides their precision."""
 
     hits: tuple[Hit, ...]
     coverage: Coverage
+    handed: dict[tuple[ProjectModule, p.Function], bool]
 
 
 class Reader(Struct, frozen=True):
@@ -368,4 +369,4 @@ def read(project: Project, module: ProjectModule, judge: Judge, assume: dict[str
         hits = [hit for hit in hits if hit.rule != "scaler-settings"]
     if STAGES in module.text:  # the program asks the scaler how far it is: its branches are right where ours may not be
         hits = [hit for hit in hits if hit.rule not in STAGED]
-    return Reading(tuple(hits), it.coverage)
+    return Reading(tuple(hits), it.coverage, it.handed)

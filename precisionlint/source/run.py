@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from precisionlint import catalogue, documents
 from precisionlint.checks import Hit, Judge, all_rules
 from precisionlint.findings import Edit, FileError, Finding, Fix, GaveUp, Place, Step, best
+from precisionlint.source.callers import NOTHING, Callers, Shown, shown
 from precisionlint.source.flow.evidence import Evidence
 from precisionlint.source.flow.words import TEST_PATH
 from precisionlint.source.parsing import UnreadableError
@@ -74,7 +75,7 @@ class Run:
         self.projects: dict[Path, Project] = {}
         self.roots: dict[Path, Path] = {}
         self.evidence: dict[Path, Evidence] = {}
-        self.alone: dict[Path, frozenset[tuple[str, int]]] = {}
+        self.alone: dict[Path, Shown | None] = {}
         self.possible = True
         """Whether what is only possible is looked for."""
         self.definitions: dict[Path, frozenset[tuple[str, int]]] = {}
@@ -185,7 +186,7 @@ class Run:
             place = places.primary(hit.at)
             if place is None:
                 continue
-            if self.shown_elsewhere(project, hit, places.module):
+            if self.shown_elsewhere(project, hit, places.module) or self.ruled_out(project, hit, places.module):
                 continue
             if of_test(hit, places.module):
                 hit = replace(hit, confidence="possible")
@@ -194,6 +195,22 @@ class Run:
                 once.setdefault((hit.rule, hit.once), []).append((hit.at.module is not places.module, place))
         return told_once(best(found), once)
 
+    def ruled_out(self, project: Project, hit: Hit, module: ProjectModule) -> bool:
+        """Whether the callers of a file's function hand it nothing for which the hit stands."""
+        evidence = self.evidence.setdefault(project.root, Evidence(project))
+        callers = Callers(
+            project, lambda path: evidence.importers.get(path, []), lambda path: self.shows(project, path)
+        )
+        return callers.rule_out(hit, module)
+
+    def shows(self, project: Project, path: Path) -> Shown | None:
+        """What a file shows when it is read by itself; None where it cannot be."""
+        if path not in self.alone:
+            self.alone[path] = NOTHING  # files that call each other: the first one asked for keeps it
+            module = project.load(path)
+            self.alone[path] = shown(read(project, module, self.judge, self.assume)) if module is not None else None
+        return self.alone[path]
+
     def shown_elsewhere(self, project: Project, hit: Hit, here: ProjectModule) -> bool:
         """Whether another file on the way shows the fault without this one: the file in which it ends, or one that calls into that."""
         for module in dict.fromkeys([hit.at.module, *(module for module, _ in hit.at.stack)]):
@@ -201,9 +218,10 @@ class Run:
                 place = Places(module, "").primary(hit.at)
                 if place is None:
                     continue
-                spot = (hit.rule, place.line)
-                if spot in self.shown_by(project, module):
+                alone = self.shows(project, module.path)
+                if alone is not None and (hit.rule, module.path, place.line) in alone.faults:
                     return True
+                spot = (hit.rule, place.line)
                 if hit.rule in self.at_definitions and spot in self.defined_in(project, module, here):
                     return True
         return False
@@ -224,19 +242,6 @@ class Run:
                 (one.rule, one.place.line) for one in found if one.confidence != "possible"
             )
         return self.definitions[module.path]
-
-    def shown_by(self, project: Project, module: ProjectModule) -> frozenset[tuple[str, int]]:
-        """What a file shows when it is read by itself: rules and lines."""
-        if module.path not in self.alone:
-            self.alone[module.path] = frozenset()  # files that call each other: the first one asked for keeps it
-            reading = read(project, module, self.judge, self.assume)
-            places = Places(module, "")
-            self.alone[module.path] = frozenset(
-                (one.rule, place.line)
-                for one in reading.hits
-                if isinstance(one.at, Where) and (place := places.primary(one.at)) is not None
-            )
-        return self.alone[module.path]
 
     def finding(self, hit: Hit, place: Place, places: Places) -> Finding:
         steps = [Step(places.of(s.at.module, s.at.node), s.text) for s in hit.trace if isinstance(s.at, Where)]

@@ -1,0 +1,122 @@
+"""What the callers of a file rule out: a function that is read alone may be handed anything, and the project may hand it one thing.
+
+A function's callers are the files that import its own and name it. Where each of them hands it what its precision hangs on (a switch,
+a dtype, a scaler that is off) and shows no fault there, the fault is none of this project.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from precisionlint.checks import Hit
+from precisionlint.source import program as p
+from precisionlint.source.project import Project, ProjectModule
+from precisionlint.source.reading import Reading
+from precisionlint.source.records import Where
+
+MOST = 8
+"""A function with more callers than this is read alone."""
+UNFINISHED = re.compile(r"too many paths|more paths at once|nested too deeply|has too many paths")
+"""What is said of a program that was not read to its end."""
+
+
+Spot = tuple[str, Path, int]
+"""A rule, a file and a line of it."""
+
+
+class Shown(Struct, frozen=True):
+    """What a file shows as a program of its own: faults, in every file on the way to them; ``handed``: the functions of other files that it
+    calls, by file and first line, and whether each call decides their precision. ``whole``: it was read to its end."""
+
+    faults: frozenset[Spot]
+    handed: dict[tuple[Path, int], bool]
+    whole: bool
+
+
+NOTHING = Shown(frozenset(), {}, False)
+
+
+def shown(reading: Reading) -> Shown:
+    """A reading without the trees that it is about."""
+    faults = {
+        (hit.rule, module.path, line)
+        for hit in reading.hits
+        if isinstance(hit.at, Where)
+        for module in {hit.at.module, *(module for module, _ in hit.at.stack)}
+        if (line := line_in(hit.at, module)) is not None
+    }
+    handed = {(module.path, function.first_line): decided for (module, function), decided in reading.handed.items()}
+    whole = not any(UNFINISHED.search(what) for what in reading.coverage.gave_up.values())
+    return Shown(frozenset(faults), handed, whole)
+
+
+class Callers:
+    """The callers in one project. ``importers``: the files that import another; ``shows``: what a file shows by itself."""
+
+    def __init__(
+        self,
+        project: Project,
+        importers: Callable[[Path], list[Path]],
+        shows: Callable[[Path], Shown | None],
+    ) -> None:
+        self.project = project
+        self.importers = importers
+        self.shows = shows
+
+    def rule_out(self, hit: Hit, module: ProjectModule) -> bool:
+        """Whether the project hands a file's function nothing for which the hit stands."""
+        line = line_in(hit.at, module)
+        around = [each for node in nodes_in(hit.at, module) if (each := enclosing(module, node)) is not None]
+        if line is None or not around:
+            return False
+        functions, owner = [function for function, _ in around], around[0][1]
+        name = owner.name if owner is not None else functions[0].name
+        self.project.weighed.add(module.path)
+        word = re.compile(rb"\b" + re.escape(name.encode()) + rb"\b")
+        callers = [path for path in self.importers(module.path) if word.search(self.project.read(path) or b"")]
+        keys = [(module.path, function.first_line) for function in functions]
+        deciding = [
+            *keys,
+            *((module.path, method.first_line) for method in (owner.methods if owner is not None else ())),
+        ]
+        seen = [self.shows(path) for path in callers if path != module.path]
+        return 0 < len(seen) <= MOST and all(
+            each is not None
+            and each.whole
+            and all(key in each.handed for key in keys)
+            and any(each.handed.get(key) for key in deciding)
+            and (hit.rule, module.path, line) not in each.faults
+            for each in seen
+        )
+
+
+def nodes_in(where: Any, module: ProjectModule) -> list[Any]:
+    """The nodes of a file on the way to a place, the outermost first."""
+    if not isinstance(where, Where):
+        return []
+    return [node for other, node in (*where.stack, (where.module, where.node)) if other is module]
+
+
+def line_in(where: Any, module: ProjectModule) -> int | None:
+    """The line of a file in which a finding stands: its own, or that of the innermost call that leads there."""
+    nodes = nodes_in(where, module)
+    span = module.span(nodes[-1]) if nodes else None
+    return span[0] if span is not None else None
+
+
+def enclosing(module: ProjectModule, node: Any) -> tuple[p.Function, p.ClassDef | None] | None:
+    """The function or method of a file's top level in which a node stands, with its class."""
+    line = getattr(node, "lineno", 0)
+    for instr in module.block.code:
+        if isinstance(instr, p.Define) and instr.function.first_line <= line <= instr.function.last_line:
+            return instr.function, None
+        if isinstance(instr, p.DefineClass):
+            for method in instr.cls.methods:
+                if method.first_line <= line <= method.last_line:
+                    return method, instr.cls
+    return None

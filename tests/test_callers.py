@@ -1,0 +1,108 @@
+"""What a function shows that is read alone, where the project hands it one thing: the same for a file, whatever files are named with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from precisionlint import check
+
+STEPS = """
+import torch
+
+
+def step(model, optimizer, scaler, loss):
+    scaler.scale(loss).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+class Stepper:
+    def __init__(self, model, optimizer, use_amp):
+        self.model, self.optimizer = model, optimizer
+        self.scaler = torch.amp.GradScaler("cuda", enabled=use_amp)
+
+    def step(self, loss):
+        self.scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+"""
+TRAIN = """
+import torch
+from steps import {name}
+
+
+def main(loader, args):
+    model = torch.nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    use_amp = {use_amp}
+    scaler = torch.amp.GradScaler("cuda", enabled=use_amp)
+    stepper = {made}
+    for x in loader:
+        optimizer.zero_grad()
+        {call}
+
+
+main([], None)
+"""
+FUNCTION = {"name": "step", "made": "None", "call": "step(model, optimizer, scaler, model(x).mean())"}
+METHOD = {"name": "Stepper", "made": "Stepper(model, optimizer, use_amp)", "call": "stepper.step(model(x).mean())"}
+
+
+def found(folder: Path, *names: str, **assume: str) -> list[tuple[str, int]]:
+    report = check([str(folder / name) for name in names], select=["clip-before-unscale"], assume=assume)
+    return sorted((Path(each.place.path).name, each.place.line) for each in report.findings)
+
+
+def write(folder: Path, **files: str) -> None:
+    (folder / "pyproject.toml").write_text("", encoding="utf-8")
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(("parts", "line"), [(FUNCTION, 7), (METHOD, 19)])
+def test_what_the_only_caller_rules_out_is_no_fault(tmp_path: Path, parts: dict[str, str], line: int) -> None:
+    other = {7: 19, 19: 7}[line]
+    write(tmp_path, steps=STEPS, train=TRAIN.format(use_amp="False", **parts))
+    assert found(tmp_path, "steps.py") == [("steps.py", other)]
+    assert found(tmp_path, ".") == [("steps.py", other)]
+    write(tmp_path, train=TRAIN.format(use_amp="True", **parts))
+    assert found(tmp_path, "steps.py") == found(tmp_path, ".") == [("steps.py", 7), ("steps.py", 19)]
+
+
+def test_one_caller_with_the_fault_is_enough(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        steps=STEPS,
+        train=TRAIN.format(use_amp="False", **FUNCTION),
+        other=TRAIN.format(use_amp="True", **FUNCTION),
+    )
+    assert ("steps.py", 7) in found(tmp_path, "steps.py")
+
+
+def test_an_assumption_that_a_caller_takes_over_holds_in_what_it_calls(tmp_path: Path) -> None:
+    write(tmp_path, steps=STEPS, train=TRAIN.format(use_amp="args.use_amp", **FUNCTION))
+    assert ("steps.py", 7) in found(tmp_path, "steps.py")
+    assert ("steps.py", 7) in found(tmp_path, "steps.py", use_amp="True")
+    assert ("steps.py", 7) not in found(tmp_path, "steps.py", use_amp="False")
+    assert found(tmp_path, "train.py", use_amp="False") == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "step(model, optimizer, args.scaler, model(x).mean())",  # nothing is known of it
+        "pass",  # it only imports it
+    ],
+)
+def test_a_caller_that_decides_nothing_rules_nothing_out(tmp_path: Path, call: str) -> None:
+    write(tmp_path, steps=STEPS, train=TRAIN.format(use_amp="False", **{**FUNCTION, "call": call}))
+    assert ("steps.py", 7) in found(tmp_path, "steps.py")
+
+
+def test_tests_are_no_callers_of_a_library(tmp_path: Path) -> None:
+    write(tmp_path, steps=STEPS, test_steps=TRAIN.format(use_amp="False", **FUNCTION))
+    assert ("steps.py", 7) in found(tmp_path, "steps.py")
