@@ -106,3 +106,44 @@ def test_a_caller_that_decides_nothing_rules_nothing_out(tmp_path: Path, call: s
 def test_tests_are_no_callers_of_a_library(tmp_path: Path) -> None:
     write(tmp_path, steps=STEPS, test_steps=TRAIN.format(use_amp="False", **FUNCTION))
     assert ("steps.py", 7) in found(tmp_path, "steps.py")
+
+
+SCORES = """
+import torch
+
+
+def masked(scores, mask, dtype=torch.float16):
+    return scores.to(dtype).masked_fill(mask, -1e9)
+
+
+def plain(scores, mask):
+    return scores.masked_fill(mask, -1e9)
+"""
+ATTEND = """
+import torch
+from scores import masked, plain
+
+
+def attend(model, x, mask):
+    scores = {call}
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = model(x)
+    (loss + scores.sum()).backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "lines"),
+    [
+        ("masked(x, mask, dtype=torch.float32) + plain(x, mask)", [10]),
+        ("masked(x, mask, dtype=torch.float16) + plain(x, mask)", [6, 10]),
+        ("masked(x, mask) + plain(x, mask)", [6, 10]),
+        ("masked(x, mask) + plain(x.float(), mask)", [6]),
+        ("masked(x, mask) + masked(x, mask, dtype=torch.float32)", [6, 10]),  # one call of two, and none of the other
+    ],
+)
+def test_a_dtype_that_every_call_hands_over_decides(tmp_path: Path, call: str, lines: list[int]) -> None:
+    write(tmp_path, scores=SCORES, attend=ATTEND.format(call=call))
+    for named in ("scores.py", "."):
+        report = check([str(tmp_path / named)], select=["mask-constant-overflow"], assume={})
+        assert [each.place.line for each in report.findings if each.confidence != "possible"] == lines

@@ -20,6 +20,7 @@ from precisionlint import catalogue, documents
 from precisionlint.checks import Hit, Judge, all_rules
 from precisionlint.findings import Edit, FileError, Finding, Fix, GaveUp, Place, Step, best
 from precisionlint.source.callers import NOTHING, Callers, Shown, shown
+from precisionlint.source.flow import callers as flow_callers
 from precisionlint.source.flow.evidence import Evidence
 from precisionlint.source.flow.words import TEST_PATH
 from precisionlint.source.parsing import UnreadableError
@@ -42,6 +43,7 @@ PASSING = re.compile(
     r"__name__|\b(?:global_|cur_|train_)?(?:steps?|epochs?|i|j|k|n|p|idx|index|it|iters?|iteration|i_iter|batch_idx|batch|grad|ndim|rank|name|param)\b"
 )
 """What changes while a program runs is none."""
+FLOW = "precisionlint.source.flow"
 CONSTANTS = {"true": True, "false": False, "none": None}
 
 
@@ -76,6 +78,7 @@ class Run:
         self.roots: dict[Path, Path] = {}
         self.evidence: dict[Path, Evidence] = {}
         self.alone: dict[Path, Shown | None] = {}
+        self.flowing: dict[Path, flow_callers.Callers] = {}
         self.possible = True
         """Whether what is only possible is looked for."""
         self.definitions: dict[Path, frozenset[tuple[str, int]]] = {}
@@ -122,12 +125,13 @@ class Run:
         project = self.project(Path(os.path.abspath(path)))
         file = File(display, path, data, project)
         project.given = {file.path: data}
-        hits: list[Hit] = []
+        hits: list[tuple[Hit, bool]] = []
         for subject in subjects:
+            told: list[Hit] = []
             try:
                 states = self.judge.start
                 for fact in subject.read(file):
-                    states = self.judge.advance(states, fact, hits.append)
+                    states = self.judge.advance(states, fact, told.append)
             except UnreadableError as error:
                 failure = FileError(file.display, error.line, error.message)
             except (RecursionError, MemoryError):
@@ -136,14 +140,16 @@ class Run:
                 failure = internal_error(file.display, error)
             else:
                 continue
+            finally:
+                hits.extend((hit, subject.module == FLOW) for hit in told)
             if failure not in errors:
                 errors.append(failure)
-        found = [finding for hit in hits if (finding := self.shown(hit, file)) is not None]
+        found = [finding for hit, flows in hits if (finding := self.shown(hit, file, flows=flows)) is not None]
         project.forget_large()
         return best(found)
 
-    def shown(self, hit: Hit, file: File) -> Finding | None:
-        """A hit as a finding, if it stands in this file and the project shows what it needs."""
+    def shown(self, hit: Hit, file: File, *, flows: bool) -> Finding | None:
+        """A hit as a finding, if it stands in this file and the project shows what it needs. ``flows``: it is one of value flow."""
         # What was made in another file and proves a fault here stands at the op of this one that completes it.
         stations = (place_of(at) for at in (hit.at, *[seen.at for seen in reversed(hit.trace)]))
         place = next((place for place in stations if place is not None and place.path == file.display), None)
@@ -175,7 +181,15 @@ class Run:
                     else f"a program of this file shows {need.what}"
                 )
                 steps.insert(0, Step(relative(where, file.display), said))
+        if flows and hit.confidence != "possible" and self.flow_callers(file.project).rule_out(hit.rule, place, file):
+            return None
         return self.stated(hit, place, tuple(steps), fix_of(hit, place.path, place_of))
+
+    def flow_callers(self, project: Project) -> flow_callers.Callers:
+        if project.root not in self.flowing:
+            evidence = self.evidence.setdefault(project.root, Evidence(project))
+            self.flowing[project.root] = flow_callers.Callers(project, evidence.importing, self.judge)
+        return self.flowing[project.root]
 
     def findings(self, reading: Reading, places: Places, project: Project) -> list[Finding]:
         found: list[Finding] = []

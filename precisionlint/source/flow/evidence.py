@@ -122,7 +122,7 @@ class Evidence:
         self._exports: dict[Path, dict[str, Path]] = {}
         self._reached: dict[Path, frozenset[Path]] = {}
         self._under_autocast: dict[Path, bool] = {}
-        self.bearers = Bearers(project, self.leads, lambda path: self.importers.get(path, []), self.text, self.taken)
+        self.bearers = Bearers(project, self.leads, self.importing, self.text, self.taken)
 
     def handled(self, where: Place, near: Path, display: str) -> bool:
         """Whether a place shows no more than that a library's file handles dtypes."""
@@ -291,6 +291,10 @@ class Evidence:
             for target in targets:
                 found.setdefault(target, []).append(path)
         return found
+
+    def importing(self, path: Path) -> list[Path]:
+        """The project's files that import a file."""
+        return self.importers.get(path, [])
 
     def imported(self, path: Path) -> Iterator[Path]:
         for match in IMPORTED.finditer(self.project.read(path) or b""):

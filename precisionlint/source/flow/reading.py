@@ -14,7 +14,7 @@ from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Function, Sour
 from precisionlint.source.flow.remembered import Remembered
 from precisionlint.source.flow.words import TEST_FILE, Asked, called_names, calls, words_of
 from precisionlint.source.root import file_of
-from precisionlint.valueflow import Ended, Scope, Value
+from precisionlint.valueflow import HALF, WIDE, Ended, Scope, Value
 
 if TYPE_CHECKING:
     from precisionlint.subjects import File
@@ -34,10 +34,14 @@ def read(file: File) -> Iterator[Event]:
 
 
 class Flow:
-    """The reading of one file."""
+    """The reading of one file. ``about``: tells of the ops of that other file, which this one calls, and not of its own."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, about: Path | None = None) -> None:
         self.file = file
+        self.told = about or file.path
+        self.handed: dict[
+            int, bool
+        ] = {}  # first line of a function of that file -> whether each call decides its dtypes
         self.apis = file.project.apis
         self.source = Source(file, file.project)
         self.sources: dict[Path, Source | None] = {file.path: self.source}
@@ -53,7 +57,8 @@ class Flow:
 
     def run(self) -> Iterator[Event]:
         try:
-            Frame(self, self.source, self.source.names, (), Scope(), 0, quiet=False).block(self.file.syntax.body)
+            quiet = self.told != self.file.path
+            Frame(self, self.source, self.source.names, (), Scope(), 0, quiet).block(self.file.syntax.body)
             self.events.append(Ended(None, ()))
             called = called_names(self.file.syntax)
             later: list[Function] = []
@@ -163,7 +168,10 @@ class Flow:
     ) -> Value:
         self.entered.add(id(function.node))
         source = function.source
-        quiet = source is not self.source or (quiet and not self.inherited)
+        quiet = source.file.path != self.told or (quiet and not self.inherited and source is self.source)
+        if source.file.path == self.told and source is not self.source:
+            decided = any(map(decides, (*args, *options.values())))
+            self.handed[function.node.lineno] = self.handed.get(function.node.lineno, True) and decided
         frame = Frame(self, source, {}, function.around, scope_of(function, scope), depth, quiet)
         frame.bind(function, args, options, receiver)
         node = function.node
@@ -210,6 +218,13 @@ class Flow:
             if file is not None:
                 self.sources[path] = Source(file, self.file.project)
         return self.sources.get(path)
+
+
+def decides(argument: Value) -> bool:
+    """Whether an argument decides what a function's values are: a switch, a dtype or the name of one, a tensor whose dtype is known."""
+    if argument.op == "constant":
+        return argument.constant is None or isinstance(argument.constant, (bool, str))
+    return argument.op == "external" or argument.dtypes <= HALF | WIDE
 
 
 def scope_of(function: Function, caller: Scope) -> Scope:
