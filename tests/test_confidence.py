@@ -331,6 +331,85 @@ def test_kernels_whose_inputs_are_one_or_brought_to_one_dtype_are_not_told(
     assert found(tmp_path, select=["custom-ops"], min_confidence="possible") == []
 
 
+WRAPPED = """
+import torch
+from torch.autograd import Function
+
+import warp_cuda
+
+
+class Warped(Function):
+    @staticmethod
+    def forward(ctx, image, flow):
+        {before}
+        out = torch.empty_like(image)
+        warp_cuda.forward(image.contiguous(), flow.contiguous(), out)
+        ctx.save_for_backward(image)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        (image,) = ctx.saved_tensors
+        return warp_cuda.backward(grad.contiguous(), image), None
+
+
+warp = Warped.apply
+
+
+class Warp(torch.nn.Module):
+    def forward(self, image, flow):
+        return warp(image, flow)
+"""
+CAST_BY_MODULE = WRAPPED.replace(
+    "    def forward(self,",
+    "    @torch.amp.custom_fwd(device_type='cuda', cast_inputs=torch.float32)\n    def forward(self,",
+)
+LAUNCHED = """
+import torch
+from torch.utils.cpp_extension import load
+
+scan_cuda_lib = load(name="scan", sources=["scan.cu"])
+
+
+@torch.library.custom_op("mine::scan", mutates_args=(), device_types="cuda")
+def scan(x: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
+    {before}
+    return scan_cuda_lib.forward(x, decay)
+
+
+@torch.library.custom_op("mine::scan_back", mutates_args=(), device_types="cuda")
+def scan_back(grad: torch.Tensor, decay_index: torch.Tensor) -> torch.Tensor:
+    return scan_cuda_lib.backward(grad, decay_index)
+
+
+if __name__ == "__main__":
+    x = torch.randn(8, requires_grad=True)
+    scan(x, x.detach()).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "before", "rules"),
+    [
+        (WRAPPED, "ctx.asked = image.shape", {"function-without-custom-fwd"}),
+        (WRAPPED, "flow = flow.int()", set()),
+        (WRAPPED.replace("warp(image, flow)", "warp(image.float(), flow.float())"), "", set()),
+        (WRAPPED.replace("warp(image, flow)", "Warped.apply(image, flow.to(image.dtype))"), "", set()),
+        (CAST_BY_MODULE, "", set()),
+        (LAUNCHED, "assert x.is_cuda", {"unregistered-custom-op"}),
+        (LAUNCHED, "decay = decay.to(x.dtype)", set()),
+    ],
+)
+def test_compiled_ops_of_a_file_that_trains_nothing_are_possible(
+    tmp_path: Path, library: str, before: str, rules: set[str]
+):
+    """A ``backward`` of compiled code, and one of a sum for a check of gradients, make no program that trains."""
+    (tmp_path / "library.py").write_text(library.format(before=before))
+    assert found(tmp_path) == []
+    shown = found(tmp_path, select=["custom-ops"], min_confidence="possible")
+    assert grades(shown) == {(rule, "possible", "info") for rule in rules}
+
+
 OPERAND = ("return x @ weight\n", "return torch.tanh(x).to(weight.dtype) @ weight\n")
 
 

@@ -22,14 +22,16 @@ MULTIPLIES = re.compile(r" @ |\bmatmul\(|(?:\b|_)(?:add|badd)?b?mm\(|\beinsum\(|
 """What autocast casts; a kernel of the project's own that is called so, it leaves alone."""
 ASSIGNED = re.compile(r"= [\w.]+(?:\.to\([\w.]+\.dtype\b|\.type_as\()|\b(?:assert|if) [^\n]*\.dtype\b")
 """That it keeps what it aligned, or asks for agreement."""
-LAUNCHES = re.compile(r"\[grid|\w\[\(|kernel|_cuda\b|triton|_ext\.|kernels\.")
+LAUNCHES = re.compile(
+    r"\[grid|\w\[\(|kernel(?!_?(?:size|width|shape))|(?<!\bis)_cuda(?:_\w+)?\b[.(]|triton|_ext\.|\b_C\.|kernels\."
+)
 EXTENSIONS = re.compile(
     r"_ext\b|\bext_module\.|\b_C\.|(?:\b|_)backend\.\w+\(|\bMSDA\.|torch\.ops\.\w+\.|\bgmm\(|\bwp\.launch\("
 )
 """Compiled code of a program's own, by the names that such modules are imported as."""
 RETURNS = re.compile(r"(\w+) = \w+\.dtype\b(?s:.*)\.to\((?:dtype=)?\1\)")
 """How a body that computes in another dtype gives its result that of an input."""
-WEIGHTS = re.compile(r"(?:\w*_)?(?:weights?|bias(?:es)?|gamma|w\d?|W\d?)|D?W\d?")
+WEIGHTS = re.compile(r"(?!attn|attention)(?:\w*_)?(?:weights?|bias(?:es)?|gamma|w\d?|W\d?)|D?W\d?")
 """Parameters by their name: what is kept in fp32 where the activations beside it come in half."""
 QUANTISED = re.compile(r"scales?(?:_|$)|absmax|quant|zero_?points?")
 """Parameters by their name that only weights in few bits bring along."""

@@ -99,7 +99,7 @@ ARITHMETIC = (
     b"mean(", b"softmax", b"logsumexp", b"exp(", b"arange(", b"inv_freq", b"masked_fill", b"norm(", b".grad", b"float8", b"amax",
     b"use_fast_accum", b"autocast", b"GradScaler", b"binary_cross_entropy", b"BCELoss", b"allow_tf32",
     b"fp32_precision", b"float32_matmul_precision", b"cudnn.flags", b"torch.log(", b".log()", b"log1p(", b"topk(", b"F.normalize(",
-    b".half()", b"float16", b"MXFP8BlockScaling", b"autograd.Function", b"custom_op(",
+    b".half()", b"float16", b"MXFP8BlockScaling", b"autograd.Function", b"(Function", b"custom_op(",
     b"_int_mm", b".transpose(-", b".mT", b"torch.where(", b"cumsum(", b".buffer()", b"cross_entropy", b"CrossEntropyLoss",
     b"mse_loss(", b"l1_loss(", b"kl_div(",
 )  # fmt: skip

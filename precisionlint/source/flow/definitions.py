@@ -33,6 +33,10 @@ REGISTERS = b"register_autocast"
 DIFFERENTIABLE = b"register_autograd"
 OPS = frozenset({"torch.library.custom_op", "torch.library.triton_op"})
 KERNEL = re.compile(r"triton\.|(?:jit|autotune|heuristics)\b")
+TENSORS = frozenset({"contiguous", "stride", "shape", "data_ptr", "numel"})
+"""What is asked of a tensor that goes to a kernel, whether or not it is kept for the backward."""
+INTEGERS = frozenset({"int", "long", "bool", "byte"})
+"""How a body makes integers of an input."""
 HELPERS = 8
 """So many functions that a body calls are read as part of it."""
 
@@ -50,9 +54,10 @@ def function(frame: Frame, cls: Class) -> None:
         return
     setup = cls.methods.get("setup_context")
     kept = setup.node if setup is not None else forward.node
-    if "save_for_backward" in ast.unparse(kept):
+    if "save_for_backward" in ast.unparse(kept) and not applied_to_casts(frame, cls.node.name):
         names = parameters(forward.node)[1:]
-        numbers = [name for name in saved(kept) & set(names) if not COUNTS.search(name)]
+        tensors = (saved(kept) | asked(forward.node, TENSORS)) - asked(forward.node, INTEGERS)
+        numbers = [name for name in tensors & set(names) if not COUNTS.search(name)]
         tell(
             frame,
             cls.node,
@@ -66,12 +71,36 @@ def function(frame: Frame, cls: Class) -> None:
         )
 
 
+def applied_to_casts(frame: Frame, name: str) -> bool:
+    """Whether its file brings the inputs to one dtype where it applies a function, or casts those of the module that does."""
+    nodes = frame.source.file.nodes
+    apply = f"{name}.apply"
+    names = {apply} | {
+        target.id
+        for each in nodes
+        if isinstance(each, ast.Assign) and ast.unparse(each.value) == apply
+        for target in each.targets
+        if isinstance(target, ast.Name)
+    }
+    calls = (each for each in nodes if isinstance(each, ast.Call) and ast.unparse(each.func) in names)
+    arguments = (ast.unparse(arg) for call in calls for arg in call.args)
+    if any(settles(each) or ALIGNS.search(each) for each in arguments):
+        return True
+    return any(
+        isinstance(each, ast.FunctionDef)
+        and each.args.args[:1]
+        and each.args.args[0].arg == "self"
+        and any("custom_fwd" in ast.unparse(one) for one in each.decorator_list)
+        for each in nodes
+    )
+
+
 def op(frame: Frame, node: FunctionDef) -> None:
     """Tells of an op made with torch.library in a file that registers none with autocast."""
     for decorator in node.decorator_list:
         made = frame.expr(decorator.func) if isinstance(decorator, ast.Call) else None
         if made is not None and registers(made.name, decorator) and REGISTERS not in frame.source.file.data:
-            tell(frame, node, node, "op", parameters(node), len(tensors(node)) > 1)
+            tell(frame, node, node, "op", parameters(node), len(annotated(node)) > 1)
             if DIFFERENTIABLE in frame.source.file.data and RETURNS.search(ast.unparse(node)):
                 frame.tell(Defined(frame.at(node), (), node.name, "op", False, True, follows=True))
 
@@ -87,7 +116,7 @@ def parameters(node: FunctionDef) -> list[str]:
     return [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
 
 
-def tensors(node: FunctionDef) -> list[str]:
+def annotated(node: FunctionDef) -> list[str]:
     """The inputs that are tensors of numbers, by their annotations and names."""
     return [
         each.arg
@@ -96,6 +125,15 @@ def tensors(node: FunctionDef) -> list[str]:
         and ast.unparse(each.annotation).rpartition(".")[2] == "Tensor"
         and not COUNTS.search(each.arg)
     ]
+
+
+def asked(node: ast.AST, what: frozenset[str]) -> set[str]:
+    """The variables of which a body asks an attribute or calls a method of those named."""
+    return {
+        each.value.id
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.attr in what
+    }
 
 
 def saved(node: ast.AST) -> set[str]:
@@ -139,7 +177,7 @@ def tell(
         return
     if loads_cast("\n".join(ast.unparse(each) for each in called if is_kernel(each))):
         return
-    sizes = {"W", "w"} if {"H", "h"} & set(names) else set()
+    sizes = ({"W", "w"} if {"H", "h"} & set(names) else set()) | ({"gamma"} if "alpha" in names else set())
     mixes = any(WEIGHTS.fullmatch(name) for name in names if name not in sizes) and len(names) > 1
     hands = mixes and LAUNCHES.search(body) and not any(QUANTISED.search(name) for name in names)
     by_itself = not settled and not settles(whole) and (multiplies or hands)

@@ -24,8 +24,12 @@ FILES = 5_000
 
 MODEL = rb"(?:\w*[Mm]odel|\w*[Nn]et|unet\w*|\w*transformer|\w*encoder\w*|\w*decoder|backbone|generator|module|self|\w*critic|policy)"
 MOVED = rb"(?:\.(?:cuda|to|train|eval|requires_grad_)\([^()\n]*\))*"
+COMPILED = rb"(?<!_cuda)(?<!_cpp)(?<!_ext)(?<!_C)(?<!_module)(?<!_backend)(?<!_lib)(?<!kernels)"
+"""Not after a module of compiled code: its ``backward`` is one of an op."""
 TRAINS = re.compile(
-    rb"\.backward\(|\bTrainer\(|class[^\n(]*\([^)\n]*LightningModule|\.fit\(|\btrain(?:ing)?_step\(|\btrainer\.train\("
+    COMPILED
+    + rb"(?<!\.sum\(\))\.backward\((?!ctx\b)|loss\w*\.sum\(\)\.backward\(|\bTrainer\(|class[^\n(]*\([^)\n]*LightningModule|\.fit\("
+    rb"|\btrain(?:ing)?_step\(|\btrainer\.train\("
 )
 """What only a program that trains holds; optimizers and schedules are made and wrapped by libraries too."""
 PATTERNS = {
