@@ -22,7 +22,7 @@ from torch import Tensor
 from precisionlint.events import CustomOp, Event
 from precisionlint.findings import Place
 from precisionlint.trace.patches import Patches
-from precisionlint.trace.places import definition, here, is_users, shown_path
+from precisionlint.trace.places import definition, here, is_users, registration, shown_path
 from precisionlint.trace.position import Position
 from precisionlint.trace.recorder import Call, Watcher
 
@@ -124,7 +124,7 @@ class Custom:
         code = implementation(name)
         known = has_autocast(name, device) or (code is not None and casts_itself(code))
         place = here()
-        self.emit(CustomOp(place, (), name, "op", known, region, place if code is None else definition(code)))
+        self.emit(CustomOp(place, (), name, "op", known, region, place if code is None else registration(code)))
 
     def _launch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:

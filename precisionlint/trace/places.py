@@ -104,6 +104,15 @@ def definition(code: CodeType) -> Place:
     return Place(shown_path(code.co_filename), line, 1, line, 1)
 
 
+def registration(code: CodeType) -> Place:
+    """Where the decorator stands that makes an op of a function; its ``def`` where none is seen."""
+    made = definition(code)
+    for number in range(code.co_firstlineno, made.line):
+        if re.match(r"\s*@.*(?:custom_op|triton_op|impl)\b", linecache.getline(code.co_filename, number)):
+            return Place(made.path, number, 1, number, 1)
+    return made
+
+
 def shown_path(path: str) -> str:
     """A path as a report shows it: relative where it lies under the working directory, with ``/``."""
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from precisionlint.events import CustomOp
 from precisionlint.source import program as p
@@ -65,7 +65,10 @@ def own_op(
     if kind == "op":
         source = func.module.source_of(func.function).partition("def ")[2]
         autocast = autocast or settles(source)
-    defined = it.where_in(state, func.module, func.function.node, instr.at)
+    node: Any = func.function.node
+    if kind == "op":
+        node = next(iter(node.decorator_list), node)  # where the op is made, and where its rule would be registered
+    defined = it.where_in(state, func.module, node, instr.at)
     it.emit(
         state, CustomOp(it.where(state, instr.at), when(state), func.function.name, kind, autocast, region, defined)
     )

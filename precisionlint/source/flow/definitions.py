@@ -100,9 +100,9 @@ def op(frame: Frame, node: FunctionDef) -> None:
     for decorator in node.decorator_list:
         made = frame.expr(decorator.func) if isinstance(decorator, ast.Call) else None
         if made is not None and registers(made.name, decorator) and REGISTERS not in frame.source.file.data:
-            tell(frame, node, node, "op", parameters(node), len(annotated(node)) > 1)
+            tell(frame, decorator, node, "op", parameters(node), len(annotated(node)) > 1)
             if DIFFERENTIABLE in frame.source.file.data and RETURNS.search(ast.unparse(node)):
-                frame.tell(Defined(frame.at(node), (), node.name, "op", False, True, follows=True))
+                frame.tell(Defined(frame.at(decorator), (), node.name, "op", False, True, follows=True))
 
 
 def registers(name: str, decorator: ast.expr) -> bool:
@@ -149,7 +149,7 @@ def saved(node: ast.AST) -> set[str]:
 
 def tell(
     frame: Frame,
-    at: FunctionDef | ast.ClassDef,
+    at: ast.expr | ast.ClassDef,
     node: FunctionDef,
     kind: Literal["function", "op"],
     names: list[str],
@@ -183,7 +183,8 @@ def tell(
     by_itself = not settled and not settles(whole) and (multiplies or hands)
     launches = LAUNCHES.search(whole) is not None or EXTENSIONS.search(whole) is not None
     if by_itself or (several and (launches or (kind == "op" and MULTIPLIES.search(whole)))):
-        frame.tell(Defined(frame.at(at), (), at.name, kind, bool(by_itself) and mixes, not multiplies))
+        name = cls.node.name if cls is not None else node.name
+        frame.tell(Defined(frame.at(at), (), name, kind, bool(by_itself) and mixes, not multiplies))
 
 
 def is_kernel(node: FunctionDef) -> bool:
