@@ -523,8 +523,8 @@ def test_micro_batches_summed_in_bf16(passes: int, told: bool):
 # -- work that autocast does not know
 
 
-@torch.library.custom_op("precisionlint_tests::gated", mutates_args=())
-def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:  # <-
+@torch.library.custom_op("precisionlint_tests::gated", mutates_args=())  # <-
+def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     return x * gate
 
 
@@ -550,7 +550,7 @@ def test_a_custom_op_without_an_autocast_rule_that_met_mixed_inputs():
     report = audited(Trainer(Gated()))
     lines = Path(__file__).read_text().splitlines()
     assert faults(report) == [
-        ("unregistered-custom-op", lines.index(next(each for each in lines if "gated(x" in each)) + 1)
+        ("unregistered-custom-op", lines.index(next(each for each in lines if "::gated" in each)) + 1)
     ]
     assert any(op.op == "precisionlint_tests::gated" and op.inputs == ("bfloat16", "float32") for op in report.ops)
 
