@@ -101,6 +101,33 @@ def test_functions_are_read_wherever_the_top_level_defines_them(code: Code):
     assert read.returned("other") == only("bfloat16")
 
 
+def test_functions_in_functions_are_read_where_nothing_calls_them(code: Code):
+    read = code(
+        """
+        def outer(width):
+            def called(x):
+                return x.half() * 2
+            def handed_on(x):
+                def deeper(y):
+                    return y.bfloat16()
+                return called(x).float(), deeper
+            return handed_on
+        class Worker:
+            def start(self, pool):
+                def job(x):
+                    return x.half()
+                pool.submit(job)
+        def at_once():
+            def later(x):
+                return x.bfloat16()
+            return later
+        HANDLE = at_once()
+        """
+    )
+    assert read.returned("called") == read.returned("job") == only("float16")
+    assert read.returned("deeper") == read.returned("later") == only("bfloat16")
+
+
 def test_what_a_function_of_the_backward_calls_belongs_to_it(code: Code):
     read = code(
         """

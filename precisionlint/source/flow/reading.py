@@ -49,6 +49,7 @@ class Flow:
         self.entered: set[int] = set()
         self.classes: list[Class] = []
         self.functions: list[Function] = []
+        self.nested: list[Function] = []
         self.tests: dict[ast.expr, Asked] = {}
         self.running: list[ast.AST] = []
         self.remembered = Remembered()
@@ -59,7 +60,7 @@ class Flow:
         try:
             quiet = self.told != self.file.path
             Frame(self, self.source, self.source.names, (), Scope(), 0, quiet).block(self.file.syntax.body)
-            self.events.append(Ended(None, ()))
+            self.end(None)
             called = called_names(self.file.syntax)
             later: list[Function] = []
             for cls in list(self.classes):
@@ -124,14 +125,22 @@ class Flow:
         self.inherited = True
         for method in above:
             self.call(method, [], {}, Scope(), 0, receiver=instance(cls))
-            self.events.append(Ended(method.node, ()))
+            self.end(method.node)
         self.inherited = False
         return id(cls.methods[name].node) in self.entered
 
     def root(self, function: Function) -> None:
         """A function from its parameters, whose dtypes nobody knows."""
         self.call(function, [], {}, Scope(), 0, receiver=instance(function.owner) if function.owner else None)
-        self.events.append(Ended(function.node, ()))
+        self.end(function.node)
+
+    def end(self, node: ast.AST | None) -> None:
+        """Ends what ran from the top, then reads the functions that it defined and that nothing here calls: others run them."""
+        self.events.append(Ended(node, ()))
+        inner, self.nested = self.nested, []
+        for each in inner:
+            if id(each.node) not in self.entered:
+                self.root(each)
 
     def call(
         self,

@@ -220,6 +220,8 @@ def def_(frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
     if frame.source is frame.flow.source and frame.top:
         definitions.op(frame, node)
         frame.flow.functions.append(function)
+    elif not (frame.top or frame.quiet):
+        frame.flow.nested.append(function)
 
 
 def class_(frame: Frame, node: ast.ClassDef) -> None:
