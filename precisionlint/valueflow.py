@@ -121,11 +121,13 @@ class Computed(Event, frozen=True, eq=False):
 
 class Called(Event, frozen=True, eq=False):
     """An outside API is called that computes nothing by itself: a constructor, a setting, a registration. ``placed``, of an autocast region
-    for CUDA: where the code around it puts its tensors (see ``source/flow/devices.py``)."""
+    for CUDA: where the code around it puts its tensors (see ``source/flow/devices.py``). ``place``, of one whose device nobody knows: the
+    code around it puts tensors on just that."""
 
     value: Value
     scope: Scope
     placed: str = ""
+    place: bool = False
 
 
 class Returned(Event, frozen=True, eq=False):

@@ -100,6 +100,61 @@ def test_cuda_written_out_in_code_for_cuda_is_silent(tmp_path: Path, program: st
     assert told(tmp_path, f"{HEAD}\n{more}\n{program.format(region=region)}") == []
 
 
+WHOLE = """
+class Tagger:
+    def __init__(self, net, device):
+        self.device = device
+        self.net = net.to(self.device).eval()
+
+    def tags(self, pictures):
+        with torch.no_grad(), {region}:
+            return self.net(pictures)
+"""
+
+FOUND = """
+from gadgets import choose_device
+
+WHERE = choose_device()
+
+
+def vectors(net, words):
+    words = words.to(WHERE)
+    with {region}:
+        return net(words)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "region"),
+    [
+        (FUNCTION, "torch.autocast(device, dtype=torch.bfloat16)"),
+        (FUNCTION, "torch.autocast(enabled=True, device_type=device)"),
+        (WHOLE, "torch.autocast(device_type=self.device)"),
+        (WHOLE, "torch.autocast(self.device, torch.bfloat16, cache_enabled=False)"),
+        (FOUND, "torch.autocast(str(WHERE))"),
+    ],
+)
+def test_a_device_that_tensors_are_put_on_as_well_may_have_an_index(tmp_path: Path, program: str, region: str) -> None:
+    assert told(tmp_path, HEAD + program.format(region=region)) == [("info", "possible")]
+
+
+@pytest.mark.parametrize(
+    ("program", "region"),
+    [
+        (FUNCTION, "torch.autocast(device.type, dtype=torch.bfloat16)"),
+        (FUNCTION, "torch.autocast(device.type if isinstance(device, torch.device) else device)"),
+        (FUNCTION, "torch.autocast(device_type=model.device_type)"),
+        (FUNCTION.replace(".to(device)", ""), "torch.autocast(device)"),
+        (WHOLE, "torch.autocast(self.device.type)"),
+        (WHOLE, 'torch.autocast(str(self.device).split(":")[0])'),
+        (WHOLE.replace("net.to(self.device).eval()", "net.eval()"), "torch.autocast(self.device)"),
+        (FOUND.replace("choose_device()", '"cuda"'), "torch.autocast(WHERE)"),
+    ],
+)
+def test_the_type_of_a_device_has_no_index(tmp_path: Path, program: str, region: str) -> None:
+    assert told(tmp_path, HEAD + program.format(region=region)) == []
+
+
 FP32 = """
 class Rotary(nn.Module):
     def forward(self, q, k):
@@ -123,6 +178,16 @@ def rays(directions, poses):
         (FP32.format(region="torch.autocast(q.device.type, dtype=torch.float32)"), 1),
         (FP32.format(region="torch.autocast(device_type=q.device.type, dtype=torch.float, enabled=True)"), 1),
         (DECORATED.format(arguments="dtype=torch.float32"), 1),
+        (FP32.format(region="torch.autocast(q.device.type, torch.half if self.training else torch.float32)"), 1),
+        (FP32.format(region="torch.autocast(q.device.type, torch.half if self.half else torch.float32, self.half)"), 0),
+        (FP32.format(region="torch.autocast('cpu', torch.bfloat16 if self.half else torch.float32)"), 0),
+        (
+            FP32.format(region="torch.autocast(self.kind, {'fp32': torch.float32, 'bf16': torch.bfloat16}[self.name])"),
+            0,
+        ),
+        (CLASS.format(region="torch.autocast('cuda', dtype=torch.float32)"), 1),
+        (OLD.replace("autocast():", "autocast(dtype=torch.float32):"), 1),
+        (CLASS.format(region="torch.autocast('cuda', dtype=torch.bfloat16)"), 0),
         (FP32.format(region="torch.autocast(q.device.type, dtype=torch.float32, enabled=False)"), 0),
         (FP32.format(region="torch.autocast(q.device.type, dtype=torch.bfloat16)"), 0),
         (FP32.format(region="torch.autocast('cuda', dtype=torch.float32)"), 0),

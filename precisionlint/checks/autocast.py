@@ -203,11 +203,15 @@ def autocast_float32_dtype(state: None, event: Called) -> Iterator[Any]:
     if not MADE.match(made.name):
         return
     dtype = made.option("dtype", 1)
-    if dtype is None or dtype.op != "external" or dtype.name not in ("torch.float32", "torch.float"):
+    dtypes = [each.name for each in sources(dtype, frozenset({"either"}))] if dtype is not None else []
+    if not any(name in ("torch.float32", "torch.float") for name in dtypes):
         return
     device = made.option("device_type", 0)
     known = made.name == "torch.cpu.amp.autocast" or (device is not None and device.constant in NO_FLOAT32)
     cuda = made.name == "torch.cuda.amp.autocast" or (device is not None and device.constant == "cuda")
+    enabled = made.option("enabled", 0 if made.name == "torch.cuda.amp.autocast" else 2)
+    if len(dtypes) > 1 and (known or cuda or enabled is not None or device is None or device.name != "type"):
+        return  # one of several: what the choice is for, a program knows that knows its device
     if not known and made.ref == "decorator" and cuda:
         yield Hit(
             "autocast-float32-dtype",
@@ -217,7 +221,15 @@ def autocast_float32_dtype(state: None, event: Called) -> Iterator[Any]:
             (),
             confidence="possible" if made.name == "torch.cuda.amp.autocast" else "certain",
         )
-    enabled = made.option("enabled", 0 if made.name == "torch.cuda.amp.autocast" else 2)
+    if cuda and event.placed.startswith("'") and made.ref != "decorator":
+        yield Hit(
+            "autocast-float32-dtype",
+            event.at,
+            f"autocast for CUDA with dtype=torch.float32, where tensors are on {event.placed}: on any other device the region does nothing, and "
+            "half inputs stay half; write enabled=False for that device's type and cast them",
+            (),
+            confidence="possible",
+        )
     if not known and not cuda and device is not None and (enabled is None or enabled.constant is not False):
         yield Hit(
             "autocast-float32-dtype",
@@ -282,6 +294,8 @@ def autocast_device_mismatch(state: None, event: Called) -> Iterator[Any]:
         if with_colon(source):
             yield with_index(event, source, repr(source.constant if source.op == "constant" else source.name + "…"))
             return
+    if event.place and all(is_a_place(source) for source in sources(device, frozenset({"view", "either"}))):
+        yield whole(event, device, "the one that tensors are put on", "possible")
 
 
 def with_colon(value: Value) -> bool:
@@ -296,6 +310,14 @@ OWNERS = re.compile(
 )
 PRETRAINED = re.compile(r"\.Auto(?:Model\w*)\.from_|Model\.from_pretrained$|For\w+\.from_pretrained$")
 """What has a device that is a torch.device: models and tensors, not the settings of a run."""
+
+
+PLACE = re.compile(r"(?:^|[._])device$")
+
+
+def is_a_place(value: Value) -> bool:
+    """Whether a value is a device by its name: a parameter, a setting, or what a function of another file finds."""
+    return value.op in ("input", "size", "unknown", "constructed") and PLACE.search(value.name) is not None
 
 
 def device_of(value: Value) -> str:

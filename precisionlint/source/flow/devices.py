@@ -41,3 +41,17 @@ def placed(frame: Frame, literal: bool) -> str:
         return f"'{found[1]}'"
     tied = TIES.search(CUDA.sub("", text)) or KERNELS.search(text)
     return "the caller's device" if literal and frame.scope.kind == "module" and not tied else ""
+
+
+def also_place(frame: Frame, device: ast.expr) -> bool:
+    """Whether the code around a region puts tensors on what the region is given for its device's type."""
+    if isinstance(device, ast.Call) and device.args:
+        device = device.args[0]  # str(device)
+    if not isinstance(device, (ast.Name, ast.Attribute)):
+        return False
+    used = re.compile(rf"(?:\.to\((?:\w+, )?|\bdevice=){re.escape(ast.unparse(device))}(?![\w.(])")
+    function = frame.function
+    if function is None:
+        return False
+    around = [function.node, *([function.owner.node] if function.owner is not None else [])]
+    return any(used.search(ast.unparse(node)) for node in around)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Region
 from precisionlint.source.flow import ops
-from precisionlint.source.flow.devices import placed
+from precisionlint.source.flow.devices import also_place, placed
 from precisionlint.source.flow.heap import NOTHING
 from precisionlint.source.flow.joins import element
 from precisionlint.valueflow import (
@@ -449,7 +449,9 @@ def autocast(frame: Frame, name: str, args: list[Value], options: dict[str, Valu
         device = device_value.constant.partition(":")[0]
     literal = getattr(device_value.at, "node", None) if device_value is not None else None
     written = device == "cuda" and (not shift or literal in (*node.args, *(each.value for each in node.keywords)))
-    frame.tell(Called(at, (), made, frame.scope, placed(frame, bool(shift)) if written else ""))
+    given = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "device_type")] if shift else []
+    place = not device and bool(given) and also_place(frame, given[0])
+    frame.tell(Called(at, (), made, frame.scope, placed(frame, bool(shift)) if written else "", place))
     enabled_value = made.option("enabled", 2 if shift else 0)
     dtype_value = made.option("dtype", 1)
     enabled: bool | None = True
