@@ -10,7 +10,9 @@ from precisionlint.valueflow import INT64, NUMBER, WEIGHTS, Dtypes, Value
 
 def either(values: list[Value]) -> Value:
     """One of several values; those that say nothing of a tensor (None) are left out."""
-    distinct = list({id(v): v for v in values if not (v.op == "constant" and v.constant is None)}.values())
+    told = [v for v in values if not (v.op == "constant" and v.constant is None)]
+    # A module that a branch imports again is the one that it was.
+    distinct = list({v.name if v.op == "external" else id(v): v for v in told}.values())
     if len(distinct) > 1:  # what a list holds before it is filled says nothing of what it holds
         distinct = [v for v in distinct if v.op != "tuple" or v.inputs] or distinct[:1]
     if len(distinct) == 1:
