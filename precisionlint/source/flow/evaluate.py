@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from precisionlint.events import Event
-from precisionlint.source.flow import torch_calls
+from precisionlint.source.flow import contexts, torch_calls
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Environment, Function, Source, Spent, Spot, instance
 from precisionlint.source.flow.joins import either, element, unpacked
 from precisionlint.source.flow.python_calls import builtin
@@ -20,7 +20,6 @@ from precisionlint.source.flow.words import (
     CRITERION,
     HANDED,
     NO_TENSOR,
-    VERSION,
     annotated,
     ast_name,
     is_decided,
@@ -45,7 +44,6 @@ from precisionlint.valueflow import (
     Value,
     agreed,
     constant,
-    find,
     promote_values,
     sources,
 )
@@ -119,6 +117,8 @@ class Frame:
     ) -> Value:
         argument = given[0] if given else options.get(param.arg)
         if argument is not None:
+            if argument is NOTHING and not torch_calls.is_setting(param.arg):
+                return Value("unknown", name=param.arg)
             if argument.op in NO_TENSOR or argument.name == param.arg:
                 return argument
             # The name says what the function takes it for.
@@ -143,7 +143,7 @@ class Frame:
             self.decorating = True
             value = self.expr(decorator)
             self.decorating = False
-            self.enter(value)
+            contexts.enter(self, value)
 
     def result(self) -> Value:
         return either(self.returned) if self.returned else constant(None)
@@ -183,36 +183,6 @@ class Frame:
             if handler is not None:
                 handler(self, statement)
 
-    def narrow(self, test: ast.expr) -> None:
-        """A test of a variable's dtype: what holds on either side of it is not followed, so nothing is known of its dtype from here on."""
-        for name in self.flow.asked(test).dtypes_of:
-            if name.startswith("self."):
-                held, owner = self.expr(ast.parse(name, mode="eval").body), self.lookup("self")
-                if held.op == "buffer" and owner is not None and owner.op == "instance":
-                    asked = Value("buffer", held.inputs, UNKNOWN, held.at, held.name, ref="asked")
-                    owner.ref.attributes[name.removeprefix("self.")] = asked
-                    self.names.pop(name, None)
-                continue
-            old = self.lookup(name)
-            if old is not None and old.op not in ("external", "module", "instance", "file"):
-                self.names[name] = Value("view", (old,), UNKNOWN, old.at, old.name)
-
-    def asks_version(self, test: ast.expr, value: Value) -> bool:
-        """Whether a test asks for a version, or for what a module has."""
-        by_value = find(value, lambda v: bool(VERSION.search(v.name)), limit=12) if value.inputs or value.name else None
-        return self.flow.asked(test).version or by_value is not None
-
-    def enter(self, context: Value) -> None:
-        regions = [one for one in context.inputs if one.op == "region"] if context.op == "either" else []
-        if regions and all(one.ref[0] is False for one in regions):
-            context = regions[0]  # off wherever it matters
-        if context.op == "region":
-            enabled, region = context.ref
-            # A region that is on for sure, or off for sure; what is undecided leaves what stood.
-            self.scope = structs.replace(self.scope, region=region if enabled else None, enabled=enabled)
-        elif context.op in ("constructed", "external") and context.name.endswith(("no_grad", "inference_mode")):
-            self.scope = structs.replace(self.scope, grad=False)
-
     def is_state(self, target: ast.expr) -> bool:
         """Whether something outlives the call: an attribute of the object at hand, or an entry of one."""
         inner = target.value if isinstance(target, ast.Subscript) else target
@@ -231,6 +201,8 @@ class Frame:
             case ast.Name():
                 if value.op == "index" and value.inputs[0].op == "size":  # a length goes by what the program calls it
                     value = Value("index", value.inputs, value.dtypes, value.at, target.id)
+                elif value is NOTHING and not torch_calls.is_setting(target.id):  # known by what it is called alone
+                    value = Value("unknown", name=target.id)
                 self.names[target.id] = value
             case ast.Tuple() | ast.List():
                 for index, part in enumerate(target.elts):
@@ -251,8 +223,9 @@ class Frame:
                     name = self.flow.apis.canonical(f"{obj.name}.{target.attr}")
                     self.tell(Touched(self.at(target), (), name, value, self.scope))
             case ast.Subscript():
-                self.expr(target.value)
-                self.expr(target.slice)
+                held, key = self.expr(target.value), self.expr(target.slice)
+                if is_number(value.constant):
+                    self.made("index_put", (held, key, value), held.dtypes, target, ast_name(target.value))
                 entries = self.entries(target.value)
                 if entries is not None:
                     cls, kept = entries
@@ -404,7 +377,11 @@ class Frame:
             case "instance" if func.ref is not None:
                 method = func.ref.method("forward") or func.ref.method("__call__")
                 if method is not None:
-                    return self.enter_call(method, [] if starred else args, {} if starred else options, func, node)
+                    shown = self.flow.shown
+                    self.flow.shown = shown or (func.ref.kind == "module" and made_up([*args, *options.values()]))
+                    value = self.enter_call(method, [] if starred else args, {} if starred else options, func, node)
+                    self.flow.shown = shown
+                    return value
                 return NOTHING
             case "external":
                 return torch_calls.external(self, func.name, args, options, node)
@@ -426,6 +403,11 @@ class Frame:
                     return self.enter_call(forward, [NOTHING, *args], options, None, node)
             case "either" if len(func.inputs) <= 3 and all(one.op in CALLED for one in func.inputs):
                 return either([self.apply(one, args, options, node, starred) for one in func.inputs])
+            case "either" if len(func.inputs) <= 4 and any(one.op == "module" for one in func.inputs):
+                # What was handed in may be anything; without it, it is one of these.
+                return either(
+                    [self.apply(one, args, options, node, starred) for one in func.inputs if one.op != "input"]
+                )
             case "constructed" | "layer" if isinstance(node.func, ast.Attribute):
                 return torch_calls.built_layer(self, func, args, node)
             case "input" | "index":
@@ -524,9 +506,9 @@ class Frame:
 
     def conditional(self, node: ast.IfExp) -> Value:
         scope = self.scope
-        if self.asks_version(node.test, self.expr(node.test)):
+        if contexts.asks_version(self, node.test, self.expr(node.test)):
             self.scope = structs.replace(scope, guarded="version")
-        self.narrow(node.test)
+        contexts.narrow(self, node.test)
         value = either([self.expr(node.body), self.expr(node.orelse)])
         self.scope = scope
         return value
@@ -568,6 +550,14 @@ class Frame:
 
     def inner(self, node: Any) -> Value:
         return self.expr(node.value)
+
+
+def made_up(args: list[Value]) -> bool:
+    """Whether a model is called on random numbers, as at the end of a file that shows how: nothing else than their dtypes is known."""
+    return bool(args) and all(next(sources(each)).op in MADE_UP or each.dtypes == NUMBER for each in args)
+
+
+MADE_UP = frozenset({"randn", "rand", "zeros", "ones", "randint", "constant"})
 
 
 def sets(event: Event) -> bool:

@@ -19,6 +19,8 @@ def either(values: list[Value]) -> Value:
         return distinct[0]
     if not distinct:
         return values[0] if values else NOTHING
+    if all(v.op == "unknown" and v.ref is None for v in distinct):
+        return distinct[0]
     if all(v.op == "constant" for v in distinct) and len({repr(v.constant) for v in distinct}) == 1:
         return distinct[0]
     dtypes: Dtypes = frozenset().union(*(value.dtypes for value in distinct))
@@ -88,6 +90,8 @@ def element(value: Value, at: Any) -> Value:
             return Value("count", (), NUMBER)
         case "parameters":
             return Value("weight", (), WEIGHTS, at, value.name)
+        case "unknown" if value.ref is None and value.name:
+            return value
         case "constant" | "unknown" | "external" | "builtin" | "dict":
             return NOTHING
         case "items":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from precisionlint.source.apis import USUAL
-from precisionlint.source.flow import definitions
+from precisionlint.source.flow import contexts, definitions
 from precisionlint.source.flow.heap import NOTHING, Class, Environment, Function
 from precisionlint.source.flow.joins import appended, element, join
 from precisionlint.source.flow.torch_calls import dtypes_named
@@ -51,9 +51,9 @@ def if_(frame: Frame, node: ast.If) -> None:
     known: list[Environment] = []
     scope = frame.scope
     while True:  # a chain of elif is one choice, however long
-        frame.narrow(node.test)
+        contexts.narrow(frame, node.test)
         test = frame.expr(node.test)
-        if frame.asks_version(node.test, test):
+        if contexts.asks_version(frame, node.test, test):
             frame.scope = structs.replace(scope, guarded="version")
         decided = is_decided(test) and isinstance(test.constant, (bool, type(None))) and frame.depth > 0
         if not decided or test.constant:
@@ -140,7 +140,7 @@ def with_(frame: Frame, node: ast.With | ast.AsyncWith) -> None:
     scope = frame.scope
     for item in node.items:
         context = frame.expr(item.context_expr)
-        frame.enter(context)
+        contexts.enter(frame, context)
         if item.optional_vars is not None:
             frame.assign(item.optional_vars, NOTHING)
     frame.block(node.body)

@@ -12,6 +12,7 @@ from precisionlint.source.flow import ops
 from precisionlint.source.flow.devices import also_place, placed
 from precisionlint.source.flow.heap import NOTHING
 from precisionlint.source.flow.joins import element
+from precisionlint.source.flow.words import ast_name
 from precisionlint.valueflow import (
     BOOL,
     HALF,
@@ -44,6 +45,13 @@ if TYPE_CHECKING:
 DEVICE_NAME = re.compile(r"device|rank|cuda|gpu|cpu", re.I)
 CONFIGURATION = re.compile(r"(?:^|_)(?:cfg|conf|config|args|hparams)$")
 DTYPE_NAME = re.compile(r"dtype|precision|^(?:fp|float)8", re.I)
+
+
+def is_setting(name: str) -> bool:
+    """Whether something is called as a device or a dtype is."""
+    return bool(DEVICE_NAME.search(name) or DTYPE_NAME.search(name))
+
+
 TORCH = ("torch", "torch.nn.functional", "torch.special", "torch.linalg", "torch.Tensor")
 """The modules whose functions are ops."""
 COUNTS = frozenset({"size", "dim", "numel", "nelement", "element_size", "stride"})
@@ -382,6 +390,8 @@ def to(frame: Frame, inputs: list[Value], options: dict[str, Value], node: ast.C
             return cast(frame, value, dtypes, node, other.name)
         if is_tensor(other):
             return cast(frame, value, other.dtypes, node)
+    if any(isinstance(arg, ast.Call) and DTYPE_NAME.search(ast_name(arg.func)) for arg in node.args):
+        return cast(frame, value, UNKNOWN, node)  # what gives the dtype was not read
     return Value("view", (value,), value.dtypes, frame.at(node), "to")
 
 
