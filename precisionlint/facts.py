@@ -45,9 +45,9 @@ class HalfParams(Event, frozen=True, eq=False):
 
 class HeldTo(Event, frozen=True, eq=False):
     """A result that was computed in half is held to a tolerance. ``against``: ``"fp32"`` for a reference that was computed in fp32,
-    ``"half"`` for one that another op computed in half. ``kind``: ``"close"`` (``atol + rtol * |expected|``), ``"mean"`` (a mean relative
-    error, ``rtol``) or ``"most"`` (the largest absolute error, ``atol``). ``made``: where the result was computed, by ``op``;
-    ``parameter``: the test's parameter that makes it half.
+    ``"half"`` for one that another op computed in half, ``"reference"`` where only its name says that it was computed in another way.
+    ``kind``: ``"close"`` (``atol + rtol * |expected|``), ``"mean"`` (a mean relative error, ``rtol``) or ``"most"`` (the largest absolute
+    error, ``atol``). ``made``: where the result was computed, by ``op``; ``parameter``: the test's parameter that makes it half.
     """
 
     kind: Literal["close", "mean", "most"]
@@ -55,7 +55,7 @@ class HeldTo(Event, frozen=True, eq=False):
     rtol: float
     atol: float
     op: str
-    against: Literal["fp32", "half"]
+    against: Literal["fp32", "half", "reference"]
     made: Place
     parameter: str
 
@@ -74,7 +74,8 @@ class Average(Event, frozen=True, eq=False):
 
 class Moment(Event, frozen=True, eq=False):
     """The second moment of an optimizer that is written out. ``dtype``: the half that it is made in, ``""`` where it has that of the
-    parameters, and the arithmetic with it."""
+    parameters, and the arithmetic with it; ``made``: this is where it is made like them."""
 
     name: str
     dtype: str
+    made: bool = False

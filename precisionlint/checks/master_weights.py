@@ -397,7 +397,8 @@ def _loaded_and_handed(event: Owns | WeightsTake) -> Iterator[Any]:
 @FAMILY.rule("half-optimizer-state", Moment)
 def half_optimizer_state(storage: Storage, moment: Moment) -> Iterator[Hit]:
     name = moment.dtype or "half"
-    how = f"is kept in {name}" if moment.dtype else "is averaged in the dtype of the parameters: where these are half"
+    done = "kept" if moment.made else "averaged"
+    how = f"is kept in {name}" if moment.dtype else f"is {done} in the dtype of the parameters: where these are half"
     yield Hit(
         "half-optimizer-state",
         moment.at,

@@ -25,7 +25,9 @@ def tight_half_tolerance(state: None, event: HeldTo) -> Iterator[Hit]:
         "mean": f"a mean relative error of {event.rtol:g}",
         "most": f"a largest error of {event.atol:g}",
     }[event.kind]
-    reference = "an fp32 reference" if event.against == "fp32" else "another op's result"
+    reference = {"fp32": "an fp32 reference", "half": "another op's result", "reference": "what a reference gives"}[
+        event.against
+    ]
     when = f" (when {event.parameter} is {event.dtype})" if event.parameter else ""
     yield Hit(
         "tight-half-tolerance",
@@ -33,7 +35,7 @@ def tight_half_tolerance(state: None, event: HeldTo) -> Iterator[Hit]:
         f"a {event.dtype} result is held to {held} of {reference}{when}: rounding it once already moves it by up to "
         f"{ROUNDING[event.dtype]:.1g} of itself; expect about {'1e-2' if event.dtype == 'bf16' else '1e-3'}",
         (Seen(event.made, f"{event.op} in {event.dtype}"),),
-        confidence="likely",
+        confidence="possible" if event.against == "reference" else "likely",
     )
 
 

@@ -15,10 +15,13 @@ from precisionlint.recipes import HALVES
 from precisionlint.subjects import File
 from precisionlint.subjects.tree import constant
 
-SECOND = re.compile(r"(?<!max_)(?:exp_avg_sq|square_avg|second_moment)|(?:^|_)variance$|^(?:nu|v|v_?mean)$")
+SECOND = re.compile(
+    r"(?<!max_)(?:exp_avg_sq|square_avg|second_moment)|(?:^|_)variance$|^(?:nu|(?:momentum_)?v|v_?mean)$"
+)
 """What the running average of squared gradients is called."""
 MADE = ("zeros_like", "zeros", "empty_like", "empty", "full_like", "full", "new_zeros", "clone")
 CAREFUL = re.compile(r"kahan|compensat|stochastic|master|error_feedback|residual|round", re.I)
+DOCUMENTED = re.compile(r'"{3}.*?"{3}' + r"|'{3}.*?'{3}|#[^\n]*", re.S)
 UPDATES = re.compile(r"exp_avg|square_avg|second_moment|variance|addcmul_|mul_\(")
 """What only a function holds that averages anything."""
 OF_GRADIENTS = re.compile(r"\.grad\b|\bstate\[|\bgrads?\b")
@@ -28,25 +31,43 @@ COUNTS = re.compile(r"torch\.(?:scalar_)?tensor\((?:[^()]|\([^()]*\))*\)(?:\.\w+
 WIDE = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.to\(\s*dtype\s*=|promote")
 
 
+OF_WEIGHTS = re.compile(r"^(?:p|params?|parameter|w|weight)$|(?:^|_)grads?(?:_chunk)?$|^g$")
+"""What a weight or its gradient is called."""
+
+
 def read(file: File) -> Iterator[Moment]:
-    """The second moments of a file's optimizers, in its order."""
+    """The second moments of a file's optimizers, in its order: where they are averaged, and where that is not written, or only with casts,
+    where they are made like the weights."""
+    made: list[tuple[str, Moment]] = []
+    averaged: set[str] = set()  # by which class or function
     for node in file.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _is_outer(node):
             text = COMMENT.sub("", "\n".join(file.lines[node.lineno - 1 : node.end_lineno]))
-            if not UPDATES.search(text) or CAREFUL.search(_around(file, node)):
+            outer = _around(file, node)
+            around = DOCUMENTED.sub("", "\n".join(file.lines[outer.lineno - 1 : outer.end_lineno]))
+            if not UPDATES.search(text) or CAREFUL.search(around):
                 continue
             own = [each for each in ast.walk(node) if isinstance(each, (ast.Assign, ast.Call))]
-            for each in own:
-                if (
-                    isinstance(each, ast.Assign)
-                    and isinstance(each.targets[0], ast.Subscript)
-                    and _second(each.targets[0])
-                ):
-                    half = _made_in_half(each.value)
-                    if half:
-                        yield Moment(file.place(each), (), _words(each.targets[0]), half)
+            for moment in _kept(file, own, text):
+                if moment.made:
+                    made.append((outer.name, moment))
+                else:
+                    yield moment
             if not WIDE.search(COUNTS.sub("", text)):
-                yield from _averages(file, own, bool(OF_GRADIENTS.search(text)))
+                for moment in _averages(file, own, bool(OF_GRADIENTS.search(text))):
+                    averaged.add("" if outer is node else outer.name)
+                    yield moment
+    yield from (moment for owner, moment in made if averaged.isdisjoint({owner, ""}))
+
+
+def _kept(file: File, own: list[ast.Assign | ast.Call], text: str) -> Iterator[Moment]:
+    """``state["exp_avg_sq"] = torch.zeros_like(…)``: in half, or like the weights."""
+    for each in own:
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Subscript) and _second(each.targets[0]):
+            half = _made_in_half(each.value)
+            made = not half and _made_like_weights(each.value, text)
+            if half or made:
+                yield Moment(file.place(each), (), _words(each.targets[0]), half, made)
 
 
 def _is_outer(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -54,11 +75,11 @@ def _is_outer(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any(isinstance(each, ast.FunctionDef) for each in ast.walk(function) if each is not function)
 
 
-def _around(file: File, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """The text of the class that a function is part of, or of the function."""
-    classes = [each for each in file.nodes if isinstance(each, ast.ClassDef) and function in each.body]
-    outer: ast.stmt = classes[0] if classes else function
-    return "\n".join(file.lines[outer.lineno - 1 : outer.end_lineno])
+def _around(
+    file: File, function: ast.FunctionDef | ast.AsyncFunctionDef
+) -> ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef:
+    """The class that a function is part of, or the function."""
+    return next((each for each in file.nodes if isinstance(each, ast.ClassDef) and function in each.body), function)
 
 
 def _averages(file: File, own: list[ast.Assign | ast.Call], of_gradients: bool) -> Iterator[Moment]:
@@ -110,6 +131,25 @@ def _square(node: ast.expr) -> bool:
         case ast.BinOp(left, ast.Mult(), right):
             return _of_one([left, right]) or _square(left) or _square(right)
     return False
+
+
+def _made_like_weights(value: ast.expr, text: str) -> bool:
+    """``torch.zeros_like(p)``: of a weight or a gradient that the function did not cast before."""
+    match value:
+        case ast.IfExp(body=body, orelse=orelse):
+            return _made_like_weights(body, text) or _made_like_weights(orelse, text)
+        case ast.Call(func=ast.Attribute(attr="zeros_like"), args=[of, *_], keywords=keywords):
+            if any(keyword.arg == "dtype" for keyword in keywords):
+                return False
+            while isinstance(of, (ast.Subscript, ast.Attribute)):
+                of = of.value
+            return isinstance(of, ast.Name) and bool(OF_WEIGHTS.search(of.id)) and not _cast(of.id, text)
+    return False
+
+
+def _cast(name: str, text: str) -> bool:
+    """Whether a function makes fp32 of what it calls so."""
+    return any(WIDE.search(line) for line in re.findall(rf"(?m)^\s*{name} = .*$", text))
 
 
 def _made_in_half(value: ast.expr) -> str:
