@@ -376,13 +376,17 @@ def with_index(event: Called, device: Value, text: str) -> Hit:
     )
 
 
+LOSSES = re.compile(r"loss|criterion|objective|(?:training|train|validation|common|shared)_step", re.I)
+"""A function that others call for the loss, in the region that they have entered."""
+
+
 @FAMILY.rule("bce-under-autocast", Computed)
 def bce_under_autocast(state: None, event: Computed) -> Iterator[Any]:
     value, scope = event.value, event.scope
     if value.op != "bce" or not value.inputs or scope.enabled is False or scope.kind == "test" or not scope.grad:
         return
     certain = scope.enabled is True and scope.region is not None and scope.region.device == "cuda"
-    if not certain and (scope.enabled is True or scope.kind != "module"):
+    if not certain and (scope.enabled is True or (scope.kind != "module" and not LOSSES.search(scope.function))):
         return
     hit = Hit(
         "bce-under-autocast",
@@ -393,6 +397,8 @@ def bce_under_autocast(state: None, event: Computed) -> Iterator[Any]:
     )
     if certain:
         yield hit
+    elif scope.kind != "module":
+        yield replace(hit, confidence="possible", needs=(Shows("half"),))
     else:
         needs = (Shows("training"), Shows("loss under autocast"))
         yield from (replace(hit, confidence="likely", needs=needs), replace(hit, confidence="possible"))

@@ -281,6 +281,14 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
         through = VIEWS if value.op == "log" else CHOSEN
         soft = next((source for source in sources(value.inputs[0], through) if source.op == "softmax"), None)
         how = grade(soft.dtypes, event.scope) if soft is not None else None
+        if (
+            soft is not None
+            and how is None
+            and value.op == "topk"
+            and untold(soft)
+            and event.scope.enabled is not False
+        ):
+            how = "possible" if named(soft.inputs[0], LOGITS) else None
         if soft is not None and how is not None:
             use = {
                 "log": "the log of its small values is far off",

@@ -255,6 +255,7 @@ def half_running_sum(state: None, event: Computed) -> Iterator[Any]:
     yield from narrow_metric(event)
     yield from narrow_prefixes(event)
     yield from narrow_total(event)
+    yield from narrow_products(event)
     if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test":
         return
     total, term = value.inputs
@@ -384,6 +385,27 @@ def narrow_total(event: Computed) -> Iterator[Any]:
         "is 256 times its terms; add .float() of them",
         (TRAINING, Shows("half")),
         (Seen(term.at, "what is added"),) if term.at is not None else (),
+    )
+
+
+def narrow_products(event: Computed) -> Iterator[Any]:
+    """``total = torch.zeros_like(weight)`` and in a loop ``total += a.T @ b``: the gradient of a weight, chunk by chunk."""
+    value, scope = event.value, event.scope
+    if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test" or not carried(value, value.inputs[0]):
+        return
+    total, term = value.inputs
+    made = next((s for s in sources(total) if s.op in ("zeros_like", "new_zeros")), None)
+    product = next((s for s in sources(term) if s.op == "matmul"), None)
+    if made is None or product is None or "dtype" in made.options or not may_be_half(made.dtypes):
+        return
+    yield hit(
+        "half-running-sum",
+        made,
+        "possible",
+        f"products are added up in {kept_in('possible', made.dtypes)}: each addition rounds, in bf16 to 8 bits; make the total with "
+        "dtype=torch.float32, and cast it once",
+        (Shows("half"),),
+        (Seen(product.at, "what is added"), Seen(value.at, "added up")),
     )
 
 

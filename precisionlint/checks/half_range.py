@@ -19,11 +19,14 @@ from precisionlint.checks.half_arithmetic import (
     hit,
     likely_of,
     operand_of_square,
+    untold,
 )
 from precisionlint.valueflow import (
     HALF_LAYERS,
     INTEGERS,
     NUMBER,
+    VIEWS,
+    WIDE,
     Computed,
     Scope,
     Shows,
@@ -43,12 +46,14 @@ FILLS = {"masked_fill": ("value", 2), "index_fill": ("value", 3), "full_like": (
          "new_full": ("fill_value", 2), "pad": ("value", 3)}  # fmt: skip
 """Ops that put one number into a tensor, and raise where its dtype does not hold it: the number's keyword and position."""
 SCORES = re.compile(r"scores?$|attn|attention|energy|logits?$")
+PICKED = re.compile(r"scores?$|logits?$|(?:^|_)l(?:og)?_?probs?$")
+"""What a program calls the scores among which the largest is picked."""
 
 
 @FAMILY.rule("mask-constant-overflow", Computed)
 def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
-    if value.op == "where":
+    if value.op in ("where", "index_put"):
         yield from chosen_constant(value, event.scope)
     if value.op not in FILLS or not value.inputs:
         return
@@ -89,24 +94,30 @@ def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
 
 
 def chosen_constant(value: Value, scope: Scope) -> Iterator[Any]:
-    """``torch.where(mask, scores, -1e9)``: it takes the dtype of the scores, and what does not fit becomes infinite."""
+    """``torch.where(mask, scores, -1e9)``, ``scores[mask] = -1e9``: it takes the dtype of the scores, and what does not fit becomes infinite."""
     if len(value.inputs) != 3:
         return
-    for filled, given in (value.inputs[1:], value.inputs[:0:-1]):
+    filled_by = {"where": (value.inputs[1:], value.inputs[:0:-1]), "index_put": (value.inputs[::2],)}
+    for filled, given in filled_by[value.op]:
         constant = number(given)
-        scores = find(filled, made_scores, lambda v: v.op in ("cast", "softmax", "layer"), 24)
-        if constant is None or not FP16_MAX < abs(constant) < float("inf") or scores is None:
+        if constant is None or not FP16_MAX < abs(constant) < float("inf"):
             continue
-        if "float16" not in filled.dtypes and (scope.enabled is False or not may_be_half(filled.dtypes)):
+        scores = find(filled, made_scores, lambda v: v.op in ("cast", "softmax", "layer"), 24)
+        picked = value.op == "index_put" and bool(PICKED.search(value.name)) and scope.kind != "test"
+        if scores is None and not picked:
+            continue
+        free = may_be_half(filled.dtypes) or (picked and untold(filled))
+        if "float16" not in filled.dtypes and (scope.enabled is False or not free):
             continue
         yield hit(
             "mask-constant-overflow",
             value,
             "possible",
-            f"{constant:g} does not fit fp16 (at most 65504): on scores in fp16 where gives {'-' * (constant < 0)}inf (some versions of torch "
-            "raise), and a row that is masked whole is NaN; torch.finfo(scores.dtype).min fits any dtype",
+            f"{constant:g} does not fit fp16 (at most 65504): on scores in fp16 {'where gives' if value.op == 'where' else 'it becomes'} "
+            f"{'-' * (constant < 0)}inf{' (some versions of torch raise)' if value.op == 'where' else ''}, and a row that is masked whole is "
+            "NaN; torch.finfo(scores.dtype).min fits any dtype",
             (FP16,),
-            (Seen(scores.at, "the scores"),),
+            (Seen(scores.at, "the scores"),) if scores is not None else (),
         )
         return
 
@@ -205,13 +216,17 @@ def dequantised(value: Value, scope: Scope) -> Iterator[Any]:
     """``torch._int_mm(a, b) * scales``, sums of int8 products that become half before they are scaled; and ``x @ w.to(x.dtype) * scales``
     of weights that are still integers."""
     for product, factor in (value.inputs, value.inputs[::-1]):
-        for total in sources(product, SHOWN - {"cast"}):
+        for made in sources(product, SHOWN - {"cast"}):
+            total = next(sources(made.inputs[0])) if made.op == "cast" else made
             if total.op not in ("matmul", "linear"):
                 continue
-            of_integers = total.dtypes <= INTEGERS and product.dtypes <= INTEGERS
+            of_integers = total.dtypes <= INTEGERS
+            if made is not total and not of_integers:
+                continue
             if not of_integers and not (named(uncast(factor), SCALES) and any(map(quantised, total.inputs))):
                 continue
-            narrow = factor.dtypes if of_integers else total.dtypes
+            # Cast first, or by what they are multiplied with.
+            narrow = made.dtypes if made is not total else factor.dtypes if of_integers else total.dtypes
             how = grade(narrow, scope)
             if how is None or (how == "certain" and "float16" not in narrow):
                 continue
@@ -308,7 +323,9 @@ def fp16_of(how: str, value: Value) -> str:
 # -- gradients
 
 
-GRADIENT = re.compile(r"^(?:d_p|grads?|gradients?)$")
+GRADIENT = re.compile(r"^(?:d_p|(?:\w+_)?grads?|gradients?|grad_(?:out|in)(?:put)?s?)$")
+OF_GRADIENTS = re.compile(r"(?:total|global|grad(?:ient)?s?)_norm|clip_grad")
+"""A function that takes the norm of gradients, whatever it calls them."""
 
 
 @FAMILY.rule("half-gradient-norm", Computed)
@@ -336,11 +353,12 @@ def half_gradient_norm(state: None, event: Computed) -> Iterator[Any]:
             (HALF_WEIGHTS,),
         )
     gradient = next((s for s in sources(inner) if s.op == "gradient"), None)
-    if (
-        gradient is None
-        and how == "likely"
-        and any(s.op == "input" and GRADIENT.search(s.name) for s in sources(inner))
-    ):
+    given = gradient is None and (how == "likely" or untold(value)) and gradients_by_name(inner, event.scope)
+    chosen = value.dtypes - WIDE
+    if gradient is None and chosen and may_be_half(chosen) and event.scope.enabled is not False:
+        # In a dtype that a caller chooses.
+        given = given or any(s.op == "gradient" for s in sources(inner, VIEWS | {"cast"}))
+    if given:
         yield hit(
             "half-gradient-norm",
             value,
@@ -368,3 +386,11 @@ def half_gradient_norm(state: None, event: Computed) -> Iterator[Any]:
             "the norm becomes fp32",
         ),
     )
+
+
+def gradients_by_name(value: Value, scope: Scope) -> bool:
+    """Whether a value is handed in, and a gradient by its name or by that of the function that takes its norm."""
+    given = [source for source in sources(value) if source.op in ("input", "unknown")]
+    if any(GRADIENT.search(source.name) for source in given):
+        return True
+    return bool(given) and bool(OF_GRADIENTS.search(scope.function)) and not any("norm" in each.name for each in given)

@@ -1,0 +1,274 @@
+"""Scores and norms that are half wherever a library's callers come with half: possible, and nothing of their sound relatives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from precisionlint import check
+from tests.test_possible_half import HEAD, MARK
+
+BROKEN = {
+    "scores that are set where they are hidden": (
+        "mask-constant-overflow",
+        """
+def attend(query, key, value, hidden):
+    scores = query @ key.transpose(-1, -2)
+    scores[hidden] = -1e9  # <-
+    return scores.softmax(-1) @ value
+""",
+    ),
+    "log probabilities of words that may not come": (
+        "mask-constant-overflow",
+        """
+def next_words(decoder, states, banned, last):
+    lprobs = F.log_softmax(decoder(states)[0][:, -1], dim=-1)
+    lprobs[:, banned] = -1e8  # <-
+    for row in range(4):
+        lprobs[row, last[row]] = -100000  # <-
+    return lprobs.topk(2, dim=-1)
+""",
+    ),
+    "the total norm of what is handed in": (
+        "half-gradient-norm",
+        """
+def total_norm(tensors, kind=2.0):
+    sizes = torch._foreach_norm(tensors, kind)  # <-
+    return torch.stack([size.float() for size in sizes]).norm(kind)
+""",
+    ),
+    "gradients in a dtype that a caller chooses": (
+        "half-gradient-norm",
+        """
+class Noise:
+    def __init__(self, model, dtype=torch.float32):
+        self.model = model
+        self.dtype = dtype
+
+    def flat(self):
+        return torch.cat([weight.grad.flatten().to(self.dtype) for weight in self.model.parameters()])
+
+    def measure(self):
+        return torch.norm(self.flat()) ** 2  # <-
+""",
+    ),
+    "experts by the softmax of what a function gives": (
+        "softmax-in-half",
+        """
+from kernels import *
+
+
+def choose(hidden, table, most):
+    router_logits = gate(table, hidden)
+    weights = torch.softmax(router_logits, dim=-1)  # <-
+    return torch.topk(weights, most, dim=-1)
+""",
+    ),
+    "the gradient of a weight, chunk by chunk": (
+        "half-running-sum",
+        """
+def gradient(x, weight, steps):
+    total = torch.zeros_like(weight) if weight is not None else None  # <-
+    for rows in x.chunk(steps):
+        errors = F.linear(rows, weight).tanh()
+        if weight is not None:
+            total += errors.t() @ rows
+    return total
+""",
+    ),
+    "sums of int8 products cast before they are scaled": (
+        "scale-after-matmul",
+        """
+def linear(x, small, weight, x_scale, weight_scale):
+    sums = torch._int_mm(small, weight.T)
+    return sums.to(x.dtype).mul_(weight_scale * x_scale)  # <-
+""",
+    ),
+    "second moments made like the weights": (
+        "half-optimizer-state",
+        """
+class Fused(torch.optim.Optimizer):
+    def __init__(self, params, kernel):
+        super().__init__(params, {})
+        self.kernel = kernel
+
+    def step(self):
+        \"\"\"One step, round after round.\"\"\"
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(p.data)
+                    state["exp_avg_sq"] = torch.zeros_like(p.data)  # <-
+                self.kernel(p.data, p.grad, state["exp_avg"], state["exp_avg_sq"])
+""",
+    ),
+    "second moments made like gradients as they come, beside casts": (
+        "half-optimizer-state",
+        """
+class Rotated(torch.optim.Optimizer):
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            grad, state = p.grad, self.state[p]
+            if "second_moment" not in state:
+                state["second_moment"] = torch.zeros_like(grad[..., :1]) if p.ndim > 1 else torch.zeros_like(p)  # <-
+            turned = self.turn(grad.float())
+            state["second_moment"].mul_(0.99).add_(turned.square().mean(-1, keepdim=True), alpha=0.01)
+            p.sub_(turned / state["second_moment"].sqrt())
+""",
+    ),
+    "probabilities of a task that others step": (
+        "bce-under-autocast",
+        """
+from .tasks import Task
+
+
+class Tagging(Task):
+    def training_step(self, batch, number):
+        return F.binary_cross_entropy(self.model(batch["x"]), batch["y"].float())  # <-
+
+
+def rendering_loss(weights, mask):
+    return F.binary_cross_entropy(weights.sum(1).clip(0.001, 0.999), mask) * 0.01  # <-
+""",
+    ),
+}
+
+SOUND = {
+    "probabilities that are measured, or with autocast off": """
+def entropy(probabilities, labels):
+    return F.binary_cross_entropy(probabilities, labels)
+
+
+def rendering_loss(weights, mask):
+    with torch.autocast("cuda", enabled=False):
+        return F.binary_cross_entropy(weights.float().sum(1), mask) + F.binary_cross_entropy_with_logits(weights, mask)
+""",
+    "second moments in fp32": """
+class Fused(torch.optim.Optimizer):
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
+            self.kernel(p.data, p.grad, state["exp_avg_sq"])
+
+
+class Widened(torch.optim.Optimizer):
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            grad = p.grad.float()
+            state = self.state[p]
+            state["exp_avg_sq"] = torch.zeros_like(grad)
+            state["exp_avg_sq"].mul_(0.99).addcmul_(grad, grad, value=0.01)
+
+
+class Rounded(torch.optim.Optimizer):
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            state["exp_avg_sq"] = torch.zeros_like(p)
+            self.kernel(p.data, p.grad, state["exp_avg_sq"], stochastic=True)
+""",
+    "norms that are fp32, and a norm of norms": """
+from kernels import *
+
+
+def total_norm(tensors, kind=2.0):
+    norms = torch._foreach_norm(tensors, kind, dtype=torch.float32)
+    return torch.linalg.vector_norm(torch.stack(norms), kind)
+
+
+def total_of(norms):
+    return torch.norm(torch.stack(norms))
+
+
+class Noise:
+    def __init__(self, model, dtype=torch.float32):
+        self.model = model
+        self.dtype = dtype
+
+    def flat(self):
+        return torch.cat([weight.grad.flatten().to(self.dtype) for weight in self.model.parameters()])
+
+    def measure(self):
+        return torch.norm(self.flat().float()) ** 2
+
+
+def sizes(model):
+    return [weight.grad.to(norm_dtype()).norm() for weight in model.parameters()]
+""",
+    "experts and a choice of words in fp32": """
+from kernels import *
+
+
+def choose(hidden, table, most):
+    router_logits = gate(table, hidden)
+    return torch.topk(torch.softmax(router_logits, dim=-1, dtype=torch.float32), most, dim=-1)
+
+
+def nearest(points, most):
+    near = gate(points)
+    return torch.topk(torch.softmax(near, dim=-1), most, dim=-1)
+""",
+    "gradients summed in fp32, or once": """
+def gradient(x, weight, steps):
+    total = torch.zeros_like(weight, dtype=torch.float32)
+    for rows in x.chunk(steps):
+        total += F.linear(rows, weight).tanh().t() @ rows
+    return total.to(weight.dtype)
+
+
+def once(x, weight):
+    total = torch.zeros_like(weight)
+    total += F.linear(x, weight).tanh().t() @ x
+    return total
+""",
+    "sums of int8 products scaled in fp32": """
+def linear(x, small, weight, x_scale, weight_scale):
+    sums = torch._int_mm(small, weight.T)
+    return sums.float().mul_(weight_scale * x_scale).to(x.dtype)
+""",
+    "numbers that fit, or scores in fp32": """
+def attend(query, key, value, hidden):
+    scores = query @ key.transpose(-1, -2)
+    scores[hidden] = -6e4
+    wide = scores.float()
+    wide[hidden] = -1e9
+    return wide.softmax(-1).to(value.dtype) @ value
+
+
+def next_words(lprobs, banned):
+    lprobs[:, banned] = -float("inf")
+    return lprobs.topk(2, dim=-1)
+""",
+    "what is no score": """
+def limits(sizes, hidden):
+    table = torch.zeros(4)
+    table[hidden] = -1e9
+    sizes[hidden] = 1000000
+    bounds = {}
+    bounds["scores"] = -1e9
+    return table, sizes, bounds
+""",
+}
+
+
+def found(folder: Path, body: str) -> tuple[str, list[tuple[int, str]]]:
+    text = HEAD + body.lstrip("\n")
+    (folder / "library.py").write_text(text)
+    report = check([(folder / "library.py").as_posix()], min_confidence="possible")
+    return text, [(each.place.line, each.rule) for each in report.findings]
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_possible_fault_stands_where_it_is_made(tmp_path: Path, name: str) -> None:
+    rule, body = BROKEN[name]
+    text, shown = found(tmp_path, body)
+    marked = [number for number, line in enumerate(text.splitlines(), 1) if line.endswith(MARK)]
+    assert [line for line, each in shown if each == rule] == marked
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_nothing_is_said_of_the_sound_relatives(tmp_path: Path, name: str) -> None:
+    assert found(tmp_path, SOUND[name])[1] == []
