@@ -294,3 +294,56 @@ def test_an_update_between_optimizers_of_which_no_backward_is_seen_is_possible(
 ) -> None:
     text = HEAD + SEVERAL.format(before=before, inside=inside, after=after)
     assert told(tmp_path, text, "scaler-updated-per-optimizer") == [("info", "possible")] * many
+
+
+STATEFUL = """
+class Task:
+    def __init__(self, net):
+        self.net = net
+        self.optimizer = torch.optim.AdamW(net.parameters())
+        self.scaler = torch.amp.GradScaler("cuda")
+        self.turns = 0
+
+    def learn(self, x, y):
+        self.optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            logits = self.net(x)
+        self.scaler.scale(nn.functional.cross_entropy(logits.float(), y)).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.turns += 1
+
+    def {name}(self):
+        held = {{"net": self.net.state_dict(), "turns": self.turns}}
+        {more}
+        return held
+"""
+OPTIMIZER = 'held["optimizer"] = self.optimizer.state_dict()'
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "after", "many"),
+    [
+        ("state_dict", OPTIMIZER, "", 1),
+        ("get_checkpoint_state", OPTIMIZER, "", 1),
+        ("state_dict", f'{OPTIMIZER}; held["scaler"] = self.scaler.state_dict()', "", 0),
+        ("state_dict", "pass", "", 0),
+        ("state_dict", f"{OPTIMIZER}; held.update(self.more())", "", 0),
+        ("settings", OPTIMIZER, "", 0),
+        (
+            "state_dict",
+            OPTIMIZER,
+            """
+class Whole(Task):
+    def state_dict(self):
+        return {"scaler": self.scaler.state_dict(), **super().state_dict()}
+""",
+            0,
+        ),
+    ],
+)
+def test_a_state_without_the_scalers_that_others_save_is_possible(
+    tmp_path: Path, name: str, more: str, after: str, many: int
+) -> None:
+    text = HEAD + STATEFUL.format(name=name, more=more) + after
+    assert told(tmp_path, text, "scaler-not-checkpointed") == [("info", "possible")] * many

@@ -209,8 +209,10 @@ def step_bypasses_scaler(ledger: Ledger, event: Step) -> Iterator[Any]:
             )
             return
     mine = owned(ledger, event.optimizer)
-    if any(c.optimizer == event.optimizer or overlap(c.weights, mine) is not False for c in ledger.clean):
-        return
+    for c in ledger.clean:
+        another = c.consumed and c.optimizer not in (None, event.optimizer) and c.weights is None and mine is None
+        if c.optimizer == event.optimizer or (overlap(c.weights, mine) is not False and not another):
+            return
     pending = pending_over(ledger, mine)
     if pending is None:
         return

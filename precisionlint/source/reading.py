@@ -18,6 +18,7 @@ from precisionlint.checks import Evidence, Hit, Judge
 from precisionlint.checks.base import FROZEN, meets
 from precisionlint.events import Closed, Opened
 from precisionlint.source import program as p
+from precisionlint.source.effects.checkpoints import returned
 from precisionlint.source.hanging import hangs_on
 from precisionlint.source.interpret import Interpreter
 from precisionlint.source.project import Project, ProjectModule
@@ -40,6 +41,10 @@ SET_BY_HAND = re.compile(r"scaler\w*\.update\(\s*\w")
 STAGED = frozenset({"double-unscale", "missing-scaler-update", "clip-before-unscale", "scaled-gradients-read"})
 STEPPING = frozenset({"backward", "step", "optimizer_step", "manual_backward"})
 """A method whose text holds one of these words trains; the others prepare."""
+STATE = re.compile(
+    r"^(?:state_dict|(?:get|save)_(?:\w+_)?state(?:_dict)?|(?:checkpoint|training|trainer)_state(?:_dict)?)$"
+)
+"""What a method is called that gives its object's state."""
 STEPS = re.compile(rf"\.(?:{'|'.join(sorted(STEPPING))})\(")
 """What a method calls that steps by itself, and does not only speak of it."""
 
@@ -130,7 +135,20 @@ class Reader(Struct, frozen=True):
             node = heir.cls.node
         call = p.Call(0, p.Name(func.function.name), (), node)
         results = self.it.call_function(func, (("*", self.it.free("…")),), call, state)
+        if func.receiver is not None and STATE.search(func.function.name) and func.module is self.module:
+            self.state_of(func.function, results)
         return [one for one, _ in results]
+
+    def state_of(self, method: p.Function, results: list[tuple[State, Value]]) -> None:
+        """What an object gives to go on from later, where nothing in its file saves it."""
+        node = max(
+            (each for each in ast.walk(method.node) if isinstance(each, ast.Return)),
+            key=lambda e: e.lineno,
+            default=None,
+        )
+        if node is not None and f"self.{method.name}(" not in self.module.text:
+            for state, value in results:
+                returned(self.it, state, node, value)
 
     # -- functions
 

@@ -60,6 +60,19 @@ def handed_over(it: Interpreter, state: State, instr: p.Call, name: str, values:
         it.emit(state, Checkpoint(where, when(state), True, False, optimizers, (), True, handed=True))
 
 
+def returned(it: Interpreter, state: State, node: ast.AST, value: Value) -> None:
+    """A method gives its object's state to whoever saves it: a scaler's, or an optimizer's where all that is in it is known."""
+    if not (isinstance(value, Obj) and is_container(value)):
+        return
+    parts = list(reachable(state, value, 3))
+    optimizers = [owner for part in parts if (owner := optimizer_state(it, state, part)) is not None]
+    owners = [part.key[1] for part in parts if isinstance(part, Sym) and part.key[0] == "state_dict"]
+    scalers = tuple(named(owner, "scaler") for owner in owners if is_scaler(it, state, owner))
+    if scalers or (optimizers and is_whole(it, state, value)):
+        told = tuple(named(each, it.names.get(getattr(each, "site", None), "optimizer")) for each in optimizers)
+        it.emit(state, Checkpoint(it.where(state, node), when(state), True, False, told, scalers, True, handed=True))
+
+
 def optimizer_state(it: Interpreter, state: State, value: Value) -> Value | None:
     """The optimizer whose state this is."""
     if isinstance(value, Sym) and value.key[0] == "state_dict" and not is_scaler(it, state, value.key[1]):
