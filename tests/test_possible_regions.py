@@ -347,3 +347,41 @@ def test_a_state_without_the_scalers_that_others_save_is_possible(
 ) -> None:
     text = HEAD + STATEFUL.format(name=name, more=more) + after
     assert told(tmp_path, text, "scaler-not-checkpointed") == [("info", "possible")] * many
+
+
+APART = """
+class Masters:
+    def __init__(self, net, loss_scale, bound):
+        self.net, self.bound, self.loss_scale = net, bound, loss_scale
+        self.copies = [each.detach().clone().float() for each in net.parameters()]
+
+    def step(self):
+        {first}
+        for copy in self.copies:
+            copy.grad.mul_(1.0 / self.loss_scale)
+        {then}
+"""
+
+GIVEN = """
+def finish(net, optimizer, scaler):
+    {first}
+    scaler.unscale_(optimizer)
+    {then}
+    scaler.step(optimizer)
+    scaler.update()
+"""
+CLIP = "nn.utils.clip_grad_norm_({}, 1.0)"
+
+
+@pytest.mark.parametrize(
+    ("text", "many"),
+    [
+        (APART.format(first=CLIP.format("self.copies"), then="pass"), 1),
+        (GIVEN.format(first=CLIP.format("net.parameters()"), then="pass"), 1),
+        (APART.format(first="pass", then=CLIP.format("self.copies")), 0),
+        (GIVEN.format(first="pass", then=CLIP.format("net.parameters()")), 0),
+        (APART.format(first="nn.utils.clip_grad_norm_(self.copies, self.bound * self.loss_scale)", then="pass"), 0),
+    ],
+)
+def test_a_clip_before_what_unscales_in_a_function_of_its_own_is_possible(tmp_path: Path, text: str, many: int) -> None:
+    assert told(tmp_path, HEAD + text, "clip-before-unscale") == [("info", "possible")] * many

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from precisionlint.checks.base import Change, Evidence, Family, Hit, Remedy, Seen, frozen
 from precisionlint.checks.scale_ledger import (
     AUTOMATON,
@@ -29,6 +31,8 @@ from precisionlint.events import (
 )
 from precisionlint.findings import Confidence
 
+ALWAYS_BITES = "the threshold meets a norm 65536 times too large (the scale's default), so it always bites"
+TOO_LARGE = "the number is as many times too large as the scale is"
 ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Rprop", "LAMB", "Lion", "NovoGrad")
 
 FAMILY = Family(AUTOMATON)
@@ -97,6 +101,28 @@ def never_unscaled(ledger: Ledger, event: Step, rule: str, how: str, does: str, 
             )
 
 
+def unscaled_later(ledger: Ledger, event: Grads, rule: str, how: str, does: str, follows: str) -> Iterator[Hit]:
+    """What was clipped or read (``how``) in such a function before it unscales the same gradients."""
+    if event.how != "unscale" and (event.how, event.factor, event.part) != ("mul", "1/scale", False):
+        return
+    scaler = event.scaler
+    weights = event.weights if event.weights is not None or event.optimizer is None else owned(ledger, event.optimizer)
+    made = any(m.scaler == scaler for m in ledger.made)
+    by = f"'{scaler.name}'" if scaler is not None and scaler.name else "the loss scale"
+    for touched in sorted(ledger.touched, key=lambda one: one.api):
+        if touched.how == how and overlap(touched.weights, weights) is not False:
+            yield Hit(
+                rule,
+                touched.seen.at,
+                f"{touched.api} {does} gradients that still carry {by}, which are divided by it only afterwards: {follows}",
+                (
+                    replace(touched.seen, text=f"{touched.api} meets them here"),
+                    seen(event, "unscaled here, after that"),
+                ),
+                confidence="likely" if made else "possible",
+            )
+
+
 def unscaled(event: Grads) -> Iterator[Evidence]:
     """The fact that a program unscales with this scaler somewhere."""
     if event.how == "unscale" and event.scaler is not None:
@@ -109,10 +135,10 @@ def unscaled(event: Grads) -> Iterator[Evidence]:
 @FAMILY.rule("clip-before-unscale", Grads, Step)
 def clip_before_unscale(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
     if isinstance(event, Step):
-        follows = "the threshold meets a norm 65536 times too large (the scale's default), so it always bites"
-        yield from never_unscaled(ledger, event, "clip-before-unscale", "clip", "sees", follows)
+        yield from never_unscaled(ledger, event, "clip-before-unscale", "clip", "sees", ALWAYS_BITES)
         return
     yield from unscaled(event)
+    yield from unscaled_later(ledger, event, "clip-before-unscale", "clip", "sees", ALWAYS_BITES)
     if event.how == "mul" and event.factor == "1/scale" and event.scaler is not None:
         yield Evidence(("unscaled by hand", event.scaler.id))
     if event.how != "clip" or event.factor == "scale":
@@ -159,10 +185,11 @@ def scaled_gradients_read(ledger: Ledger, event: Grads | Step | LossUnscaled) ->
             )
         return
     if isinstance(event, Step):
-        follows = "the number is as many times too large as the scale is"
-        yield from never_unscaled(ledger, event, "scaled-gradients-read", "read", "reads", follows)
+        yield from never_unscaled(ledger, event, "scaled-gradients-read", "read", "reads", TOO_LARGE)
         return
     yield from unscaled(event)
+    if event.how == "unscale":  # of a norm that is read, a scale kept by hand may be taken out where it is used
+        yield from unscaled_later(ledger, event, "scaled-gradients-read", "read", "reads", TOO_LARGE)
     if event.how != "read":
         return
     if event.factor == "scale" and event.scaler is not None:
