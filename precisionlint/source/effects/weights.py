@@ -21,7 +21,7 @@ from precisionlint.source.effects.common import (
     region_of,
     when,
 )
-from precisionlint.source.effects.copies import cast_value
+from precisionlint.source.effects.copies import cast_value, is_average
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import elements
 from precisionlint.source.objects import DTYPES, dtype_of, is_container, model_weights, weight_path
@@ -220,7 +220,7 @@ def looked_up(value: Value) -> bool:
 def take(it: Interpreter, state: State, instr: p.Call, receiver: Value, dtype: str, how: str) -> Value:
     """A model (or a tensor) takes a dtype; what the cast gives back."""
     where = it.where(state, instr.at)
-    if not is_model(it, state, receiver):
+    if not is_model(it, state, receiver) and not is_average(it, receiver):
         it.emit(state, Cast(where, when(state), receiver, dtype))
         if not isinstance(receiver, Sym):
             return receiver
