@@ -162,7 +162,8 @@ class AdapterAdded(Event, frozen=True, eq=False):
 
 class Trains(Event, frozen=True, eq=False):
     """A framework trains weights with an optimizer that it makes itself, one without fp32 copies. ``precision``: what it computes in,
-    ``"fp16"`` (then with a scaler), ``"bf16"`` or ``""``; ``told``: where it was told so."""
+    ``"fp16"`` (then with a scaler), ``"bf16"``, ``""``, or ``"?"`` where whoever starts the program decides on that and on engines with
+    masters; ``told``: where it was told so."""
 
     trainer: Named
     weights: Weights

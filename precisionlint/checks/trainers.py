@@ -120,6 +120,16 @@ def hf_half_load(state: Trained, event: Trains) -> Iterator[Any]:
         return
     for took in halves(state.storage, event.weights):
         name = HALF[took.dtype]
+        if event.precision == "?":
+            yield Hit(
+                "hf-half-load",
+                took.seen.at,
+                f"'{event.trainer.name}' trains {name} weights, and its arguments come from outside the program: unless they name an engine "
+                f"that keeps fp32 copies (deepspeed, fsdp), its optimizer adds to the {name} weights and loses small updates; load them in fp32",
+                (took.seen, Seen(event.at, "trained here", event.when)),
+                confidence="possible",
+            )
+            continue
         rate = f" at lr {event.lr:g}" if event.lr is not None else ""
         if event.precision == "fp16" and took.dtype == "float16":
             consequence = "its scaler raises 'Attempting to unscale FP16 gradients' at the first step"

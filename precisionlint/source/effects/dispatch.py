@@ -81,7 +81,7 @@ from precisionlint.source.effects.scaling import (
     make_scaler,
     scaler_method,
 )
-from precisionlint.source.effects.trainers import MAKERS
+from precisionlint.source.effects.trainers import MAKERS, make_trainer_elsewhere
 from precisionlint.source.effects.trainers import METHODS as TRAINERS
 from precisionlint.source.effects.unread import call_unknown, carry, hides_scaler
 from precisionlint.source.effects.weights import (
@@ -153,6 +153,8 @@ def call_external(it: Interpreter, state: State, instr: p.Call, callee: External
     framework = it.apis.engines.get(name, "")
     if framework and framework != "lightning module":
         return MAKERS.get(framework, make_engine)(it, state, instr, callee, args)
+    if name.endswith("Trainer") and {"model", "args"} <= {keyword for keyword, _ in args}:
+        return make_trainer_elsewhere(it, state, instr, args)
     if kind in ("module", "owner"):
         obj = Obj(it.here(state, instr.at), callee)
         state.allocate(obj, {})

@@ -73,6 +73,13 @@ def make_trainer(it: Interpreter, state: State, instr: p.Call, callee: External,
     return one(state, obj)
 
 
+def make_trainer_elsewhere(it: Interpreter, state: State, instr: p.Call, args: Args) -> Outcome:
+    """A trainer that is called like transformers' own, of a package that is not there: what it changes of that is not known."""
+    [(branch, trainer)] = make_trainer(it, state, instr, External("transformers.Trainer"), args)
+    branch.attributes(trainer)["open"] = const(True)
+    return one(branch, trainer)
+
+
 def equip(it: Interpreter, state: State, instr: p.Call, trainer: Value, args: Args) -> None:
     attributes = state.attributes(trainer)
     attributes["model"] = argument(args, 0, "model") or NONE
@@ -131,6 +138,9 @@ def training(
         or any(ELSEWHERE.search(module.text) for module in it.global_frames)
     )
     weights = None if unknown else trained_weights(it, state, trainer, arguments)
+    if weights is None and launched(it, state, trainer):
+        yield state, trained_weights(it, state, trainer, {}), "?"
+        return
     if weights is None:
         yield state, None, ""
         return
@@ -140,6 +150,17 @@ def training(
             continue
         for bf16, rest in it.fork(branch, arguments.get("bf16", FALSE)):
             yield rest, weights, "bf16" if bf16 else ""
+
+
+def launched(it: Interpreter, state: State, trainer: Value) -> bool:
+    """Whether a trainer's settings come from outside the program, which adds nothing to them that would keep masters or adapters."""
+    own = state.heap.get(trainer, {})
+    given = ("peft_config", "optimizers", "optimizer_cls_and_kwargs")
+    return (
+        isinstance(own.get("args"), Sym)
+        and all(own.get(("given", name), NONE) in OFF for name in given)
+        and not overrides(it, state, trainer, "create_optimizer")
+    )
 
 
 def overrides(it: Interpreter, state: State, trainer: Value, name: str) -> bool:

@@ -1,0 +1,66 @@
+"""Weights that are half and trained unless whoever starts the program says otherwise: possible, and nothing of its sound relatives."""
+
+from pathlib import Path
+
+import pytest
+
+from precisionlint import check
+
+SCRIPT = """
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+
+from house.training import PatientTrainer
+
+
+def main():
+    parser = transformers.HfArgumentParser((transformers.TrainingArguments,))
+    options, arguments = parser.parse_args_into_dataclasses()
+    model = transformers.AutoModelForCausalLM.from_pretrained(options.base, {dtype})
+    {between}
+    trainer = {trainer}(model=model, args=arguments, train_dataset=load(options.data))
+    trainer.train()
+
+
+main()
+"""
+HALF = "torch_dtype=torch.bfloat16"
+
+
+def said(folder: Path, text: str) -> list[tuple[str, str, int]]:
+    (folder / "finetune.py").write_text(text)
+    report = check(
+        [(folder / "finetune.py").as_posix()], select=["trainers", "master-weights"], min_confidence="possible"
+    )
+    assert not report.errors
+    return [(each.rule, each.confidence, each.place.line) for each in report.findings]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "between"),
+    [
+        ("transformers.Trainer", ""),
+        ("PatientTrainer", "model.config.use_cache = False"),
+        ("transformers.Trainer", "if options.adapters:\n        model = get_peft_model(model, LoraConfig())"),
+    ],
+)
+def test_a_half_load_whose_arguments_come_from_outside_is_possible(tmp_path: Path, trainer: str, between: str) -> None:
+    text = SCRIPT.format(trainer=trainer, between=between, dtype=HALF)
+    assert said(tmp_path, text) == [("hf-half-load", "possible", 12)]
+    assert check([(tmp_path / "finetune.py").as_posix()], select=["trainers", "master-weights"]).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("between", "dtype"),
+    [
+        ("", "torch_dtype=torch.float32"),
+        ("", "attn_implementation='sdpa'"),
+        ("", f"{HALF}, load_in_8bit=True"),
+        ("model = get_peft_model(model, LoraConfig())", HALF),
+        ("model.requires_grad_(False)", HALF),
+        ("model = model.float()", HALF),
+    ],
+)
+def test_what_is_fp32_frozen_or_adapted_is_not_told(tmp_path: Path, between: str, dtype: str) -> None:
+    assert said(tmp_path, SCRIPT.format(trainer="transformers.Trainer", between=between, dtype=dtype)) == []
