@@ -71,6 +71,9 @@ def test_what_autocast_lifts_is_not_half_in_a_program_that_runs_under_it(tmp_pat
         ("model = Net.from_pretrained('x', torch_dtype=torch.float32)", False),
         ("from other import Other\n\nmodel = Other()\nmodel.half()", False),
         ("from build import build_model\n\nmodel = build_model('net')\nmodel.half()", True),
+        ("model = nn.Linear(8, 8)\nmodel = Net()\nmodel.half()", True),
+        ("model = Net()\nmodel = torch.compile(model)\nmodel.half()", True),
+        ("model = Net()\nprint(model)\nmodel = nn.Linear(8, 8)\nmodel.half()", False),
         ("for model in [Net(), None]:\n    model.half()", True),
     ],
 )

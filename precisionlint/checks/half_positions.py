@@ -12,6 +12,7 @@ from precisionlint.checks.half_arithmetic import AUTOCAST, HALF_WEIGHTS, TRAININ
 from precisionlint.valueflow import (
     VIEWS,
     Computed,
+    Scope,
     Shows,
     Value,
     find,
@@ -26,6 +27,8 @@ FAMILY = Family(Automaton("half-positions", None))
 
 INTEGRAL = re.compile(r"(?:^~?|_)(?:ids?|idx|index|indices|labels?|tokens?|targets?)$", re.I)
 """What holds integers, by its name or that of what a dtype follows."""
+
+ROTARY = re.compile(r"rot(?:ary|ate|_)|rope", re.I)
 
 FREQUENCIES = re.compile(r"inv_?freq|^freqs?$|frequenc")
 
@@ -87,7 +90,7 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
                 "half-rope",
                 value,
                 how,
-                f"rotary angles are made in {kept_in(how, value.dtypes)}: bf16 has 8 bits for "
+                f"{angles(event.scope)} are made in {made_in(how, value)}: bf16 has 8 bits for "
                 "position times frequency, and the cosine is wrong by up to 2.0 within 8k positions; make them in fp32",
                 (TRAINING, AUTOCAST if held is not None and cast is None else needs),
                 (Seen(made.at, "the frequencies"),) if made.at is not None else (),
@@ -102,13 +105,26 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
             yield Hit(
                 "half-rope",
                 value.at,
-                "rotary angles come from a matmul of fp32 positions and frequencies, which autocast runs in half wherever a caller has it on: "
+                f"{angles(event.scope)} come from a matmul of fp32 positions and frequencies, which autocast runs in half wherever a caller "
+                "has it on: "
                 "positions above 256 round in bf16; disable autocast around it, or multiply elementwise",
                 (),
                 confidence="likely",
                 needs=(AUTOCAST,),
             )
         return
+
+
+def angles(scope: Scope) -> str:
+    """What the angles are of, by the names of what makes them: rotary embeddings turn by them, others add their sines."""
+    return "rotary angles" if ROTARY.search(f"{scope.owner} {scope.function}") else "angles of positions"
+
+
+def made_in(how: str, value: Value) -> str:
+    """The dtype of a product, in words: one of matrices is half under autocast, whatever its operands are."""
+    if how != "certain" and value.op == "matmul" and value.dtypes <= {"~activations", "~weights"}:
+        return "half wherever autocast is on or the weights are half"
+    return kept_in(how, value.dtypes)
 
 
 def in_turns(place: Value) -> bool:

@@ -49,6 +49,10 @@ STEPS = re.compile(rf"\.(?:{'|'.join(sorted(STEPPING))})\(")
 """What a method calls that steps by itself, and does not only speak of it."""
 
 
+FINISHES = re.compile(r"step|update", re.I)
+"""What a method holds that may end an iteration: a step of its own, or one behind a name that says so."""
+
+
 class Reading(Struct, frozen=True):
     """What reading one file gave. ``handed``: the functions of other files that it calls, and whether each call decides their precision."""
 
@@ -221,6 +225,7 @@ class Reader(Struct, frozen=True):
             self.forget(one, obj, definition)
         training = []
         methods = list(self.class_methods(bases[0], cls))
+        whole = finishing(methods)
         for method in methods:
             trains = bool(STEPPING & method.module.words(method.function))
             if self.is_inner(method) or (method.function in done and (trains or method.owner == cls)):
@@ -236,7 +241,7 @@ class Reader(Struct, frozen=True):
             if self.is_inner(method):
                 continue
             after = self.run_method(self.unflagged(bases, method, training, obj), method, obj, min(left, SHARE))
-            if "backward" in method.module.words(method.function):
+            if "backward" in method.module.words(method.function) and method.function in whole:
                 self.run_method(self.thin(after), method, obj, min(left, SHARE), again=True)
         return []
 
@@ -312,6 +317,17 @@ def assigned(method: p.Function) -> set[str]:
         and isinstance(node.value, ast.Name)
         and node.value.id == "self"
     }
+
+
+def finishing(methods: list[Func]) -> frozenset[p.Function]:
+    """The methods that step, by themselves or by others of their class: what comes between two runs of another, nobody can tell here."""
+    words = {method.function: method.module.words(method.function) for method in methods}
+    found = {each.function for each in methods if FINISHES.search(each.module.source_of(each.function))}
+    names = {function.name for function in found}
+    while more := {function for function in words if function not in found and names & words[function]}:
+        found |= more
+        names |= {function.name for function in more}
+    return frozenset(found)
 
 
 def opens(wide: State, narrow: State, obj: Value) -> bool:

@@ -37,10 +37,11 @@ HOPS = 12
 
 
 class Spot(Struct, frozen=True):
-    """An expression's surroundings: its file and the functions and classes around it, the innermost first."""
+    """An expression's surroundings: its file, the functions and classes around it (the innermost first), and its line (0: any later one)."""
 
     path: Path
     around: tuple[Definition, ...] = ()
+    line: int = 0
 
     @property
     def function(self) -> FunctionDef | None:
@@ -79,7 +80,7 @@ class Bearers:
             cast = list(cast_at(tree, line)) if tree is not None else []
             # A line that casts no object speaks of a setting, which may be anybody's.
             self._answers[key] = (not cast and b"torch_dtype" not in self.line(path, line)) or any(
-                Following(self, near).part(receiver, Spot(path, around)) for receiver, around in cast
+                Following(self, near).part(receiver, Spot(path, around, line)) for receiver, around in cast
             )
         return self._answers[key]
 
@@ -135,13 +136,15 @@ class Following:
         tree = self.bearers.tree(spot.path)
         if tree is None or len(self.seen) > HOPS:
             return True
-        scope: ast.AST = spot.around[0] if spot.around else tree
-        key = (spot.path, name, id(scope))
+        scope = spot.around[0] if spot.around else tree
+        key = (spot.path, f"{name}:{spot.line}", id(scope))
         if key in self.seen:
             return False
         self.seen.add(key)
-        given = [self.part(value, spot) for value in bound(scope, name)]
-        if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)) and name in parameters(scope):
+        bindings = bound(scope, name, spot.line)
+        given = [self.part(value, Spot(spot.path, spot.around, value.lineno)) for value in bindings]
+        always = bool(bindings) and bindings[0] in [each.value for each in scope.body if isinstance(each, ast.Assign)]
+        if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)) and name in parameters(scope) and not always:
             given.append(self.argument(scope, name, spot))
         if given:
             return any(given)
@@ -185,7 +188,7 @@ class Following:
                     return True
                 if value is None and position < len(call.args):
                     value = call.args[position]
-                handed.append(value is not None and self.part(value, Spot(path, around)))
+                handed.append(value is not None and self.part(value, Spot(path, around, call.lineno)))
         return any(handed) or not handed
 
     # -- attributes and calls
@@ -198,7 +201,8 @@ class Following:
                 return False
             self.seen.add(key)
             made = list(attributes_set(tree, node.attr))
-            return any(self.part(value, Spot(spot.path, around)) for value, around in made) or not made
+            spots = ((value, Spot(spot.path, around, value.lineno)) for value, around in made)
+            return any(self.part(value, where) for value, where in spots) or not made
         return self.part(node.value, spot)
 
     def made(self, call: ast.Call, spot: Spot) -> bool:
@@ -212,7 +216,7 @@ class Following:
         if not isinstance(root, ast.Name) or root.id == "super":
             return True
         outside = isinstance(self.imported(root.id, spot), str) and not any(
-            list(bound(scope, root.id)) for scope in spot.around
+            bound(scope, root.id) for scope in spot.around
         )
         if outside or root.id in ("getattr", "list", "dict", "next", "iter", "zip", "enumerate", "sorted", "map"):
             return any(self.part(each, spot) for each in handed)
@@ -266,9 +270,23 @@ def own(scope: ast.AST) -> Iterator[ast.AST]:
             todo.extend(ast.iter_child_nodes(node))
 
 
-def bound(scope: ast.AST, name: str) -> Iterator[ast.expr]:
-    """What a variable of a scope is set to: values, and what is looped over."""
-    for node in own(scope):
+def bound(scope: ast.Module | Definition, name: str, line: int = 0) -> list[ast.expr]:
+    """What a variable of a scope is set to before a line: values, and what is looped over. A statement that always sets it comes first, and
+    what stood before that is gone."""
+    found: list[ast.expr] = []
+    for statement in scope.body:
+        if line and statement.lineno >= line:
+            break
+        values = list(bindings(statement, name))
+        if line and values and isinstance(statement, ast.Assign):
+            found = []
+        found += values
+    return found
+
+
+def bindings(statement: ast.stmt, name: str) -> Iterator[ast.expr]:
+    """What a statement, or one in it, sets a variable to."""
+    for node in (statement, *own(statement)) if not isinstance(statement, Definition) else ():
         if isinstance(node, ast.Assign):
             targets, value = node.targets, node.value
         elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
