@@ -59,3 +59,59 @@ def test_a_region_of_bf16_says_what_chose_it(tmp_path: Path):
     assert conditions(tmp_path, "scaler-with-bf16", dtype=dtype, enabled="True", region="HALF") == [
         "HALF == torch.bfloat16"
     ]
+
+
+SCALE = """
+import torch
+
+scaler = torch.amp.GradScaler("cuda", init_scale=1.0)
+{other}
+
+
+def train(model, optimizer, loader):
+    for x in loader:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update({update})
+        optimizer.zero_grad()
+
+
+train(build(), make(), data())
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "update", "told"),
+    [
+        ("", "", 1),
+        ("", "1024.0", 0),
+        ("def warm(scaler, scale):\n    scaler.update(scale)", "", 0),  # which may be handed this one
+        ("other_scaler = torch.amp.GradScaler('cuda')\nother_scaler.update(8.0)", "", 1),
+        ("# scaler.update(8.0)", "", 1),
+        ("NOTE = 'call scaler.update(scale) by hand'", "", 1),
+    ],
+)
+def test_a_scale_that_is_set_by_hand_is_none_of_the_settings(tmp_path: Path, other: str, update: str, told: int):
+    file = tmp_path / "train.py"
+    file.write_text(SCALE.format(other=other, update=update), encoding="utf-8")
+    report = check([str(file)], select=["scaler-settings"], assume={})
+    assert [each.rule for each in report.findings] == ["scaler-settings"] * told
+
+
+@pytest.mark.parametrize(("device", "told"), [("torch.device('cuda')", []), ("torch.device('cuda', 0)", ["likely"])])
+def test_a_device_as_text_is_a_whole_device_where_some_have_an_index(tmp_path: Path, device: str, told: list[str]):
+    text = """
+    import torch
+
+    def run(model, x, device):
+        with torch.autocast(str(device), dtype=torch.bfloat16):
+            return model(x.to(device))
+    """
+    train = f"import torch\nfrom run import run\n\nDEVICES = [{device}]\n\ndef train(model, x):\n    run(model, x, DEVICES[0]).sum().backward()\n"
+    (tmp_path / "pyproject.toml").write_text("", encoding="utf-8")
+    (tmp_path / "run.py").write_text(textwrap.dedent(text), encoding="utf-8")
+    (tmp_path / "train.py").write_text(train, encoding="utf-8")
+    report = check([str(tmp_path / "run.py")], select=["autocast-device-mismatch"], assume={})
+    assert [each.confidence for each in report.findings] == told

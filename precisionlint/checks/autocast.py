@@ -280,7 +280,7 @@ def autocast_device_mismatch(state: None, event: Called) -> Iterator[Any]:
             return
         if source.op == "input" and (source.ref == "torch.device" or (as_text and source.name == "device")):
             if as_text:
-                yield whole(event, source, "as text", "likely")
+                yield whole(event, source, "as text", "likely", (Shows("a device with its index"),))
                 return
             yield not_text(event, source)
             return
@@ -355,7 +355,9 @@ def not_text(event: Called, device: Value) -> Hit:
     )
 
 
-def whole(event: Called, device: Value, which: str, confidence: Confidence = "certain") -> Hit:
+def whole(
+    event: Called, device: Value, which: str, confidence: Confidence = "certain", needs: tuple[Shows, ...] = ()
+) -> Hit:
     return Hit(
         "autocast-device-mismatch",
         event.at,
@@ -363,6 +365,7 @@ def whole(event: Called, device: Value, which: str, confidence: Confidence = "ce
         "for 'cuda:0' older versions of torch raise RuntimeError; pass the device's .type",
         (Seen(device.at, "the device"),) if device.at is not None else (),
         confidence=confidence,
+        needs=needs,
     )
 
 

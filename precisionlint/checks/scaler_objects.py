@@ -199,7 +199,8 @@ def plain_scaler_with_fsdp1(ledger: Ledger, event: Step) -> Iterator[Any]:
 def scaler_settings(ledger: Ledger, event: ScalerMade | Update) -> Iterator[Any]:
     if isinstance(event, Update):
         if event.by_hand:
-            yield Evidence(("scale set by hand", event.scaler.id))
+            made_here = any(maker.scaler == event.scaler for maker in ledger.made)
+            yield Evidence(("scale set by hand", event.scaler.id if made_here else None))
         return
     if event.enabled == Known(False):
         return
@@ -225,8 +226,9 @@ def scaler_settings(ledger: Ledger, event: ScalerMade | Update) -> Iterator[Any]
     elif interval >= 1_000_000 and "init_scale" not in settings:
         fault = f"growth_interval={interval:g} is longer than a run: after an overflow the scale never comes back"
     if fault:
-        by_hand = ("scale set by hand", event.scaler.id)
-        yield Hit("scaler-settings", event.at, fault, (seen(event, "made with these settings"),), unless=(by_hand,))
+        # One that is handed to a function that sets it may be this one.
+        by_hand = (("scale set by hand", event.scaler.id), ("scale set by hand", None))
+        yield Hit("scaler-settings", event.at, fault, (seen(event, "made with these settings"),), unless=by_hand)
 
 
 @FAMILY.rule("scheduler-steps-when-skipped", SchedulerStep, Step)

@@ -134,7 +134,8 @@ def call_value(it: Interpreter, instr: p.Call, state: State, callee: Value, args
 def call_sequential(it: Interpreter, instr: p.Call, state: State, callee: Obj, args: Args) -> list[tuple[State, Value]]:
     """``nn.Sequential``: its modules one after the other, each on what the one before gave."""
     outcome = [(state, args)]
-    for part in elements(it, state, callee) or []:
+    many = state.heap.get(callee, {}).get("*")
+    for part in elements(it, state, callee) or ([many] if isinstance(many, Obj) else []):
         outcome = [
             (after, ((None, value),))
             for before, given in outcome

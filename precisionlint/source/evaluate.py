@@ -303,7 +303,8 @@ def elements(it: Interpreter, state: State, value: Value) -> list[Value] | None:
         case Stream():
             return stream_elements(it, state, value)
         case Obj(cls=External(name="torch.nn.Sequential" | "torch.nn.ModuleList")):
-            parts = [item for key, item in state.heap.get(value, {}).items() if isinstance(key, int)]
+            held = state.heap.get(value, {})
+            parts = [item for key, item in held.items() if isinstance(key, int)] if "*" not in held else []
             return parts if parts and all(isinstance(part, Obj) for part in parts) else None
         case Obj() if is_container(value):
             items = state.heap.get(value, {})
@@ -384,6 +385,10 @@ def element_of(it: Interpreter, state: State, value: Value, site: Any) -> Value:
                     return items["*"]
                 if all(v == values[0] for v in values):
                     return values[0]
+        case Obj(cls=External(name="torch.nn.Sequential" | "torch.nn.ModuleList")):
+            many = state.heap.get(value, {}).get("*")
+            if isinstance(many, Obj):
+                return many
     flow = flow_of(value)
     of = (value,) if isinstance(value, Obj) else ()
     return it.site(state, (site, "element"), f"{text_of(value)}[…]", flow, of)

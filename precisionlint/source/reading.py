@@ -403,7 +403,7 @@ def read(project: Project, module: ProjectModule, judge: Judge, assume: dict[str
         hits = [
             hit for hit in hits if hit.rule != "tf32-off" or not (silent or (half and hit.confidence == "possible"))
         ]
-    if SET_BY_HAND.search(module.text):
+    if it.coverage.gave_up and SET_BY_HAND.search(module.text):
         hits = [hit for hit in hits if hit.rule != "scaler-settings"]
     if STAGES in module.text:  # the program asks the scaler how far it is: its branches are right where ours may not be
         hits = [hit for hit in hits if hit.rule not in STAGED]

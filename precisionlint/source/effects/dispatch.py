@@ -159,7 +159,7 @@ def call_external(it: Interpreter, state: State, instr: p.Call, callee: External
         obj = Obj(it.here(state, instr.at), callee)
         state.allocate(obj, {})
         if kind == "module":
-            for position, value in enumerate(children(it, state, args)):
+            for position, value in children(it, state, args, instr.at):
                 it.adopt(state, obj, position, value)
                 state.heap[obj][position] = value
             born(it, state, instr, obj)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import AdapterAdded, Cast, Known, Op, Region, Setting, Sharded, WeightsTake, ZeroGrad
 from precisionlint.source import program as p
@@ -23,7 +24,7 @@ from precisionlint.source.effects.common import (
 )
 from precisionlint.source.effects.copies import cast_value, is_average
 from precisionlint.source.effects.unread import call_unknown
-from precisionlint.source.evaluate import elements
+from precisionlint.source.evaluate import element_of, elements
 from precisionlint.source.objects import DTYPES, dtype_of, is_container, model_weights, weight_path
 from precisionlint.source.state import State
 from precisionlint.source.values import (
@@ -154,13 +155,17 @@ def freeze(it: Interpreter, state: State, instr: p.Call, model: Value, how: str)
     it.emit(state, WeightsTake(it.where(state, instr.at), when(state), weights, None, how, False))
 
 
-def children(it: Interpreter, state: State, args: Args) -> list[Value]:
-    """The modules that a module is made of, where they are handed to it."""
-    found: list[Value] = []
+def children(it: Interpreter, state: State, args: Args, at: Any) -> Iterator[tuple[int | str, Value]]:
+    """The modules that a module is made of, where they are handed to it, by their positions; ``"*"``: one that stands for many of its kind."""
+    position = 0
     for _, value in args:
         known = elements(it, state, value) if not isinstance(value, Sym) else None
-        found.extend(known if known is not None else [value])
-    return found
+        if known is None and (is_container(value) or isinstance(value, Many)):
+            yield "*", element_of(it, state, value, at)
+            continue
+        for child in known if known is not None else [value]:
+            yield position, child
+            position += 1
 
 
 def born(it: Interpreter, state: State, instr: p.Call, module: Obj) -> None:

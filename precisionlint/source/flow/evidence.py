@@ -52,9 +52,13 @@ PATTERNS = {
         rb"|\btorch_dtype\s*=|set_default_dtype\(\s*(?:torch\.)?b?(?:float16|half)|bf16-true|16-true|\.convert_to_fp16\(\)"
         rb"|Float16Module|FP16_?Optimizer|\bpure_(?:half|bf16|fp16)|\.half\(\)\.cuda\(\)"
     ),
+    "a device with its index": re.compile(
+        rb"['\"](?:cuda|xpu|npu|hip):(?:\d|\{|['\"])|\btorch\.device\(\s*['\"](?:cuda|xpu|npu|hip)['\"]\s*,"
+    ),
     "half copies": re.compile(rb"\bparam_dtype\s*=(?!\s*torch\.float(?:32)?\b)"),
 }  # fmt: skip
 WORDS: dict[str, tuple[bytes, ...]] = {
+    "a device with its index": (b"cuda", b"xpu", b"npu", b"hip"),
     "half autocast": (b"autocast", b"mixed"),
     "loss under autocast": (b"autocast",),
     "half parameters": (b"16", b"half", b".to("),
@@ -84,7 +88,7 @@ SPOKEN = frozenset({"fp16", "bf16", "half autocast"})
 """What any file speaks of that has to do with half precision."""
 SETTINGS = re.compile(r"conf|cfg|opt(?:s|ion)|arg|setting|default|param", re.I)
 """Files that say what a program does."""
-SEEN_ONLY = frozenset({"loss under autocast"})
+SEEN_ONLY = frozenset({"loss under autocast", "a device with its index"})
 """What handling dtypes says nothing of: only a line that shows it counts."""
 TESTS = re.compile(r"(?:^|/)(?:tests?|docs?|benchmarks?)/|(?:^|/)(?:test_|conftest)|_test\.py$")
 IMPORTED = re.compile(
@@ -155,7 +159,7 @@ class Evidence:
         if need.elsewhere:
             return self.all_of(near)[1:]
         if need.what in SEEN_ONLY:
-            return [*programs, *self.callers(near)]  # a loss may be loaded by name
+            return [*programs, *self.callers(near)]  # a loss, or a device, may come by a name
         if any("training" in self.lines(path) for path in programs):
             return programs
         if not self.trains:
