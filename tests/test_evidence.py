@@ -103,6 +103,15 @@ def test_what_stands_beside_has_dtypes_of_its_own(tmp_path: Path):
     assert grades(tmp_path, train=f"import config\n{PLAIN}", config="precision = 'bf16'\n") == ["likely"]
 
 
+def test_a_program_may_leave_the_step_to_another_file(tmp_path: Path):
+    step = "def step(loss, optimizer):\n    loss.backward()\n    optimizer.step()\n"
+    run = f"{HEADER}from net import Net\nfrom steps import step\n\nmodel, optimizer = Net(), torch.optim.SGD([])\n"
+    region = "with torch.autocast('cuda', dtype=torch.bfloat16):\n    step(model(torch.rand(8, 8)), optimizer)\n"
+    files = {"layers__norm": NORM % SQUARE, "net": NET, "steps": step}
+    assert grades(tmp_path, **files, run=run) == []
+    assert grades(tmp_path, run=run + region) == ["likely"]
+
+
 def test_a_layer_that_no_program_names_is_nobodys(tmp_path: Path):
     files = {"layers__norm": NORM % SQUARE, "net": NET}
     train = f"{HEADER}{TRAIN}\nprecision = 'bf16'\n"

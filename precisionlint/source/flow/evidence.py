@@ -35,7 +35,7 @@ TRAINS = re.compile(
 PATTERNS = {
     "training": TRAINS,
     "fp16": re.compile(
-        rb"(?<![=!]= torch\.)(?<![bB])\b[Ff]loat16\b|\.half\(\)|torch\.half\b|fp16|16-mixed|16-true"
+        rb"(?<![=!]= torch\.)(?<!np\.)(?<!numpy\.)(?<![bB])\b[Ff]loat16\b|\.half\(\)|torch\.half\b|fp16|16-mixed|16-true"
         rb"|\bautocast\(\s*(?:['\"]cuda['\"]\s*)?\)|GradScaler"
     ),
     "bf16": re.compile(rb"bfloat16|\bbf16\b"),
@@ -75,6 +75,8 @@ TEXT = re.compile(rb'"{3}(?:[^\\]|\\.)*?"{3}' + rb"|'{3}(?:[^\\]|\\.)*?'{3}", re
 """Documentation: what it speaks of, the program need not do."""
 AUTOCAST = re.compile(rb"\bautocast\((?!\s*False|[^)\n]*enabled\s*=\s*False)|\bAccelerator\(|\bTrainingArguments\b")
 """What only a program says that runs its forward under autocast, or can be told to."""
+OPTIMIZES = re.compile(rb"optim(?:izer)?\b|\boptim\.")
+"""What a program holds that trains, and leaves the step to others."""
 KINDS = {
     "half": ("bf16", "fp16"),
     "half weights": ("half parameters", "half copies"),
@@ -158,10 +160,10 @@ class Evidence:
         programs = self.programs(near)
         if need.elsewhere:
             return self.all_of(near)[1:]
-        if need.what in SEEN_ONLY:
-            return [*programs, *self.callers(near)]  # a loss, or a device, may come by a name
         if any("training" in self.lines(path) for path in programs):
             return programs
+        if need.what in SEEN_ONLY:
+            return [*programs, *self.callers(near)]  # a loss, or a device, may come by a name
         if not self.trains:
             return None
         return [near, *(self.files if need.what == "training" else self.callers(near))]
@@ -181,11 +183,16 @@ class Evidence:
 
     def takes_part(self, path: Path, near: Path) -> bool:
         """Whether what a file says of half precision may be of this one: it trains or sets what a program does, it is led to from there, or
-        leads there from a file that trains. What else stands beside it has dtypes of its own."""
-        if "training" in self.lines(path) or SETTINGS.search(path.stem) or self.leads(near, path):
+        leads there, from a file that trains or as one that has another step. What else stands beside it has dtypes of its own."""
+        if self.leads(near, path) or SETTINGS.search(path.stem):
             return True
+        if "training" in self.lines(path):  # a file with a model of its own trains that one
+            return self.leads(path, near) or path in self.programs(near) or not MODULE.search(self.text(path))
+        if not self.leads(path, near):
+            return False
+        optimizes = OPTIMIZES.search(self.text(path)) is not None
         training = (one for one in self.programs(near) if "training" in self.lines(one))
-        return self.leads(path, near) and any(self.leads(one, path) for one in training)
+        return any(self.leads(one, path) or (optimizes and self.leads(path, one)) for one in training)
 
     def cast(self, path: Path, near: Path) -> int | None:
         """The first line in which a file casts an object that may hold the code at hand; where that is no module's, any object."""
@@ -215,8 +222,7 @@ class Evidence:
         library = reached([path], self.importers)
         if any(REGISTERS.search(self.text(one)) for one in library):
             return self.files
-        named = {one.stem.encode() for one in library} - GENERAL
-        named |= {name for one in library for name in DEFINED.findall(self.text(one))} - GENERAL
+        named = {path.stem.encode(), *(name for one in library for name in DEFINED.findall(self.text(one)))} - GENERAL
         spoken = re.compile(
             rb"\b(?:" + b"|".join(re.escape(name) for name in sorted(named)) + rb")\b" if named else b"(?!)"
         )
@@ -309,9 +315,10 @@ class Evidence:
             module, inside, plain, whole = (part.decode("ascii", "replace") if part else "" for part in match.groups())
             if not module:
                 for name in whole.split(","):
-                    target = self.project.resolve(name.split(" as ")[0].strip(), 0, path)
+                    module, _, alias = (part.strip() for part in name.partition(" as "))
+                    target = self.project.resolve(module, 0, path)
                     if target is not None:
-                        yield target
+                        yield from self.used(target, alias or module, path)
                 continue
             name = module.lstrip(".")
             target = self.project.resolve(name, len(module) - len(name), path)
@@ -323,6 +330,19 @@ class Evidence:
             # A package stands for what is taken from it: through its own file everything in it would lead everywhere.
             for word in WORD.findall(AS.sub(" ", inside or plain)) or ["*"]:
                 yield self.taken(target, word)
+
+    def used(self, target: Path, name: str, path: Path) -> Iterator[Path]:
+        """The files that a file uses of a module that it imports under a name: of a package, those of the names behind the dots."""
+        if target.name != "__init__.py":
+            yield target
+            return
+        for dotted in set(re.findall(rb"\b" + re.escape(name.encode()) + rb"((?:\.\w+)+)", self.text(path))):
+            found = target
+            for word in dotted.decode("ascii", "replace")[1:].split("."):
+                if found.name != "__init__.py":
+                    break
+                found = self.taken(found, word)
+            yield found
 
     def taken(self, package: Path, name: str) -> Path:
         """The file that a name of a package comes from."""

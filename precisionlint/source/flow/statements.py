@@ -13,7 +13,7 @@ from precisionlint.source.flow import contexts, definitions
 from precisionlint.source.flow.heap import NOTHING, Class, Environment, Function
 from precisionlint.source.flow.joins import appended, element, join
 from precisionlint.source.flow.torch_calls import dtypes_named
-from precisionlint.source.flow.words import BINARY, NO_TENSOR, catches, is_decided, is_property_setter
+from precisionlint.source.flow.words import BINARY, NO_TENSOR, ast_name, catches, is_decided, is_property_setter
 from precisionlint.valueflow import HALF, UNKNOWN, WIDE, Dtypes, Returned, Value, constant, may_be_half
 
 if TYPE_CHECKING:
@@ -23,16 +23,24 @@ LOOPS = 3
 """How many loops inside each other are gone through twice."""
 
 
-def branches(frame: Frame, *bodies: list[ast.stmt], told: Sequence[Environment] = ()) -> int:
+def branches(
+    frame: Frame, *bodies: list[ast.stmt], told: Sequence[Environment] = (), evaluating: Sequence[bool] = ()
+) -> int:
     """Blocks of which one runs: what they leave in the variables is joined. How many of them go on behind. ``told``: what is known of
-    variables inside each of them alone."""
+    variables inside each of them alone; ``evaluating``: whether each runs only where nothing is trained."""
     before, gone = frame.names, frame.gone
     left: list[tuple[Environment, Environment]] = []
     frame.choices += 1
     for index, body in enumerate(bodies):
         known = told[index] if index < len(told) else {}
         frame.names, frame.gone = {**before, **known}, gone
-        frame.block(body)
+        if index < len(evaluating) and evaluating[index]:
+            scope = frame.scope
+            frame.scope = structs.replace(scope, grad=False)
+            frame.block(body)
+            frame.scope = scope
+        else:
+            frame.block(body)
         if not frame.gone:
             left.append((frame.names, known))
     frame.choices -= 1
@@ -49,7 +57,8 @@ def branches(frame: Frame, *bodies: list[ast.stmt], told: Sequence[Environment] 
 def if_(frame: Frame, node: ast.If) -> None:
     bodies: list[list[ast.stmt]] = []
     known: list[Environment] = []
-    scope = frame.scope
+    evaluating: list[bool] = []
+    scope, trained = frame.scope, False
     while True:  # a chain of elif is one choice, however long
         contexts.narrow(frame, node.test)
         test = frame.expr(node.test)
@@ -59,6 +68,8 @@ def if_(frame: Frame, node: ast.If) -> None:
         if not decided or test.constant:
             bodies.append(node.body)
             known.append(told(frame, node.test))
+            evaluating.append(trained or asks_training(node.test) is False)
+        trained = trained or asks_training(node.test) is True
         if decided and test.constant:
             break
         if len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If):
@@ -66,9 +77,20 @@ def if_(frame: Frame, node: ast.If) -> None:
             continue
         bodies.append(node.orelse)
         known.append(told(frame, node.test, otherwise=True))
+        evaluating.append(trained)
         break
-    if branches(frame, *bodies, told=known) == len(bodies):
+    if branches(frame, *bodies, told=known, evaluating=evaluating) == len(bodies):
         frame.scope = scope  # where a branch left, the rest is guarded like the others
+
+
+def asks_training(test: ast.expr) -> bool | None:
+    """Whether a test asks if a module trains (True), or if it does not (False); None where it asks something else."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        asked = asks_training(test.operand)
+        return None if asked is None else not asked
+    return (
+        True if isinstance(test, ast.Attribute) and test.attr == "training" and ast_name(test.value) == "self" else None
+    )
 
 
 def told(frame: Frame, test: ast.expr, otherwise: bool = False) -> Environment:
