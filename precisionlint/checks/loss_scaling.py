@@ -328,6 +328,7 @@ def missing_scaler_update(ledger: Ledger, event: Grads | Step | Update | Closed)
                 f"a path unscales the gradients of '{p.optimizer.name}', drops them and never reaches '{p.scaler.name}'.update(): the next "
                 "unscale_ raises RuntimeError",
                 (p.seen, seen(event, "unscaled again, not updated since")),
+                unless=(("unscaled twice", p.scaler.id, p.optimizer.id),),  # which is told by itself
             )
 
 
@@ -337,6 +338,7 @@ def double_unscale(ledger: Ledger, event: Grads) -> Iterator[Any]:
         return
     for p in ledger.progress:
         if (p.scaler, p.optimizer) == (event.scaler, event.optimizer) and p.phase == "unscaled" and not p.dropped:
+            yield Evidence(("unscaled twice", p.scaler.id, p.optimizer.id))
             yield Hit(
                 "double-unscale",
                 event.at,

@@ -128,6 +128,7 @@ class Evidence:
         self._lines: dict[Path, dict[str, int]] = {}
         self._programs: dict[Path, list[Path]] = {}
         self._callers: dict[Path, list[Path]] = {}
+        self._registered: dict[Path, bool] = {}
         self._cut_off: dict[Path, bool] = {}
         self._exports: dict[Path, dict[str, Path]] = {}
         self._reached: dict[Path, frozenset[Path]] = {}
@@ -161,7 +162,7 @@ class Evidence:
         if need.elsewhere:
             return self.all_of(near)[1:]
         if any("training" in self.lines(path) for path in programs):
-            return programs
+            return [*programs, *(self.files if self.is_registered(near) else ())]
         if need.what in SEEN_ONLY:
             return [*programs, *self.callers(near)]  # a loss, or a device, may come by a name
         if not self.trains:
@@ -219,9 +220,9 @@ class Evidence:
         Where one of these registers something, or a file makes objects by names, it is found by a name in a configuration."""
         if path in self._callers:
             return self._callers[path]
-        library = reached([path], self.importers)
-        if any(REGISTERS.search(self.text(one)) for one in library):
+        if self.is_registered(path):
             return self.files
+        library = reached([path], self.importers)
         named = {path.stem.encode(), *(name for one in library for name in DEFINED.findall(self.text(one)))} - GENERAL
         spoken = re.compile(
             rb"\b(?:" + b"|".join(re.escape(name) for name in sorted(named)) + rb")\b" if named else b"(?!)"
@@ -232,6 +233,18 @@ class Evidence:
             if other not in library and (self.bearers.by_name(other) or spoken.search(self.text(other)))
         ]
         return self._callers[path]
+
+    def is_registered(self, path: Path) -> bool:
+        """Whether a file, or one that leads to it, registers what it defines: a program finds it by a name in its configuration."""
+        if path not in self._registered:
+            library = reached([path], self.importers)
+            parts = (self.text(one) for one in library if self.is_part(one))
+            self._registered[path] = any(next(lines_of(REGISTERS, text), None) for text in parts)
+        return self._registered[path]
+
+    def is_part(self, path: Path) -> bool:
+        """Whether a file holds parts of models, and not a program that uses them."""
+        return MODULE.search(self.text(path)) is not None or path.name == "__init__.py"
 
     def is_cut_off(self, path: Path) -> bool:
         """Whether a file imports others of its own package that are not there: what its program shows, nobody can tell."""
