@@ -109,7 +109,7 @@ def test_a_device_as_text_is_a_whole_device_where_some_have_an_index(tmp_path: P
         with torch.autocast(str(device), dtype=torch.bfloat16):
             return model(x.to(device))
     """
-    train = f"import torch\nfrom run import run\n\nDEVICES = [{device}]\n\ndef train(model, x):\n    run(model, x, DEVICES[0]).sum().backward()\n"
+    train = f"import torch\nfrom run import run\n\nDEVICES = [{device}]\n\ndef train(model, x):\n    run(model, x, DEVICES[0]).mean().backward()\n"
     (tmp_path / "pyproject.toml").write_text("", encoding="utf-8")
     (tmp_path / "run.py").write_text(textwrap.dedent(text), encoding="utf-8")
     (tmp_path / "train.py").write_text(train, encoding="utf-8")

@@ -27,7 +27,7 @@ class Net(nn.Module):
 """
 TRAIN = """
 def train(model, optimizer, x):
-    model(x).float().sum().backward()
+    model(x).float().mean().backward()
     optimizer.step()
 """
 PLAIN = f"{HEADER}from net import Net\n{TRAIN}"
