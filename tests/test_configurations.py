@@ -167,3 +167,34 @@ def test_a_parser_is_imported_only_for_a_file_that_can_hold_something(tmp_path: 
     code = f"import sys; from precisionlint import check; check([{str(tmp_path)!r}]); print('yaml' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"{imported}\n"
+
+
+RECIPE = """
+model:
+  _target_: {loads}
+  torch_dtype: {dtype}
+optimizer:
+  _target_: {optimizer}
+  lr: 1e-5
+{rest}
+"""
+
+
+@pytest.mark.parametrize(
+    ("loads", "dtype", "optimizer", "rest", "told"),
+    [
+        ("nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained", "torch.bfloat16", "torch.optim.AdamW", "", True),
+        ("transformers.AutoModelForCausalLM.from_pretrained", "float16", "torch.optim.Adam", "seed: 1", True),
+        ("transformers.AutoModelForCausalLM.from_pretrained", "float32", "torch.optim.Adam", "", False),
+        ("house.models.Encoder", "bfloat16", "torch.optim.Adam", "", False),
+        ("nemo_automodel.NeMoAutoModelForCausalLM.from_config", "bf16", "house.optim.Kahan", "", False),
+        ("nemo_automodel.NeMoAutoModelForCausalLM.from_config", "bf16", "torch.optim.SGD", "peft:\n  dim: 8", False),
+        ("nemo_automodel.NeMoAutoModelForCausalLM.from_config", "bf16", "torch.optim.SGD", "distributed:\n  strategy: megatron_fsdp", False),
+    ],
+)  # fmt: skip
+def test_what_a_target_loads_in_half_under_a_plain_optimizer_is_likely(
+    tmp_path: Path, loads: str, dtype: str, optimizer: str, rest: str, told: bool
+):
+    text = RECIPE.format(loads=loads, dtype=dtype, optimizer=optimizer, rest=rest)
+    found = [(each.rule, each.confidence, each.place.line) for each in report(tmp_path / "a.yaml", text).findings]
+    assert found == ([("bf16-only-weights", "likely", 4)] if told else [])

@@ -57,6 +57,7 @@ CONFIGURED = (
     b"--grad-reduce-in-bf16",
     b"main-grads-dtype",
     b"_component_",
+    b"_target_: torch.optim",
     b"base_model",
     b"pure_bf16",
     b"downcast_bf16",

@@ -16,6 +16,7 @@ FRAMEWORKS = (
     finetuning.llama_factory,
     finetuning.axolotl,
     finetuning.lightning,
+    finetuning.instantiated,
     finetuning.nanotron,
     finetuning.main_grads,
     finetuning.accelerate,

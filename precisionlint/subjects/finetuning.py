@@ -1,5 +1,5 @@
 """What the YAML of fine-tuning tools says about precision: torchtune, LLaMA-Factory, axolotl, Lightning's CLI, Composer, NeMo, nanotron,
-and accelerate's launcher.
+Hydra's ``_target_`` (NeMo AutoModel), and accelerate's launcher.
 
 Read in torchtune's recipes (``training.set_default_dtype(dtype)`` around the model), LLaMA-Factory's ``model/adapter.py`` (``pure_bf16``
 leaves trained weights in half), axolotl's ``utils/config/__init__.py`` (``bf16`` loads the model in bf16; DeepSpeed and FSDP make fp32
@@ -96,6 +96,36 @@ def axolotl(table: Table) -> Recipe | None:
         optimizer=optimizer,
         rate=table.setting("learning_rate"),
         remedy="deepspeed or fsdp_config keeps fp32 masters",
+        sure=False,
+    )
+
+
+LOADS = re.compile(r"\.from_(?:pretrained|config)$")
+"""What a recipe instantiates that takes ``torch_dtype`` for the dtype of its weights."""
+MASTERS = re.compile(r"megatron|deepspeed", re.IGNORECASE)
+"""How weights are distributed by engines with fp32 masters of their own."""
+
+
+def instantiated(table: Table) -> Recipe | None:
+    """A recipe of NeMo AutoModel's, or of Hydra's: ``_target_`` names what loads the model, and the optimizer over all of it. The command
+    line may say other dtypes: likely, not certain."""
+    loads, optimizer = table.text("model._target_"), table.setting("optimizer._target_")
+    dtype = table.setting("model.torch_dtype") or table.setting("model.dtype")
+    if optimizer is None or dtype is None or not dtype.half or not LOADS.search(loads or ""):
+        return None
+    spread = f"{table.text('distributed.strategy')} {table.text('distributed._target_')}"
+    if not PLAIN.match(str(optimizer.value)) or ADAPTER.search(loads or "") or MASTERS.search(spread):
+        return None
+    if any(table.filled(key) for key in ("peft", "lora", "adapter", "deepspeed", "model.quantization_config")):
+        return None
+    return Recipe(
+        at=table.at,
+        when=(),
+        framework="AutoModel" if (loads or "").startswith("nemo_automodel.") else "Hydra",
+        weights=dtype,
+        optimizer=optimizer,
+        rate=table.setting("optimizer.lr"),
+        remedy="torch_dtype: float32 keeps them, or an optimizer with fp32 masters",
         sure=False,
     )
 
