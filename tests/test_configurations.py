@@ -143,6 +143,57 @@ def test_sums_in_the_dtype_that_deepspeed_takes_by_itself_are_possible(tmp_path:
     assert check([str(path)], isolated=True).findings == ()
 
 
+LAUNCHER = """
+compute_environment: LOCAL_MACHINE
+distributed_type: {kind}
+mixed_precision: {dtype}
+deepspeed_config:
+  zero_stage: 2
+  gradient_accumulation_steps: {steps}
+  {more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "steps", "more", "told"),
+    [
+        ("DEEPSPEED", "bf16", 8, "offload_optimizer_device: none", True),
+        ("DEEPSPEED", "bf16", 4, "zero3_init_flag: false", True),
+        ("DEEPSPEED", "bf16", 8, "offload_optimizer_device: cpu", False),
+        ("DEEPSPEED", "bf16", 8, "deepspeed_config_file: zero.json", False),
+        ("DEEPSPEED", "bf16", 2, "zero3_init_flag: false", False),
+        ("DEEPSPEED", "fp16", 8, "zero3_init_flag: false", False),
+        ("MULTI_GPU", "bf16", 8, "zero3_init_flag: false", False),
+    ],
+)
+def test_sums_of_a_launcher_that_hands_them_to_deepspeed_are_possible(
+    tmp_path: Path, kind: str, dtype: str, steps: int, more: str, told: bool
+):
+    path = tmp_path / "launch.yaml"
+    path.write_text(LAUNCHER.format(kind=kind, dtype=dtype, steps=steps, more=more))
+    shown = check([str(path)], select=["half-gradient-accumulation"], isolated=True, min_confidence="possible")
+    assert [each.confidence for each in shown.findings] == ["possible"] * told
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ('{"gradient_accumulation_steps": 8, "bf16": {"enabled": True}}', True),
+        ("{'gradient_accumulation_steps': 8, 'bf16': {'enabled': True}, 'zero_optimization': {'stage': 1}}", True),
+        ('{"gradient_accumulation_steps": args.steps, "bf16": {"enabled": True}}', False),
+        ('{"gradient_accumulation_steps": 8, "bf16": {"enabled": args.bf16}}', False),
+        ('{"gradient_accumulation_steps": 8, "fp16": {"enabled": True}}', False),
+    ],
+)
+def test_sums_of_a_dict_that_deepspeed_is_given_are_possible(tmp_path: Path, written: str, told: bool):
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"import deepspeed\n\n\ndef engine(model, args):\n    return deepspeed.initialize(model, config={written})\n"
+    )
+    shown = check([str(path)], select=["half-gradient-accumulation"], isolated=True, min_confidence="possible")
+    assert [each.confidence for each in shown.findings] == ["possible"] * told
+
+
 def test_a_comment_silences_a_finding_in_a_configuration_too(tmp_path: Path):
     switch, sums = (
         "# precisionlint: ignore[half-gradient-accumulation] small runs",

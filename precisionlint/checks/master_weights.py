@@ -10,10 +10,13 @@ from msgspec.structs import replace
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen, frozen
 from precisionlint.events import (
     Adopted,
+    Backward,
     Checkpoint,
     Copied,
     Driven,
     Event,
+    Iteration,
+    Lost,
     Named,
     Owns,
     Setting,
@@ -23,6 +26,7 @@ from precisionlint.events import (
     Weights,
     WeightsTake,
     Written,
+    ZeroGrad,
     covers,
     moved,
     overlap,
@@ -30,7 +34,6 @@ from precisionlint.events import (
 from precisionlint.facts import Average, Moment
 from precisionlint.findings import Severity
 from precisionlint.recipes import UNKNOWN, Recipe
-from precisionlint.recipes import Setting as Choice
 from precisionlint.records import Record
 
 HALF = {"float16": "fp16", "bfloat16": "bf16"}
@@ -44,7 +47,6 @@ EPS = {"Adam": 1e-8, "AdamW": 1e-8, "NAdam": 1e-8, "RAdam": 1e-8, "RMSprop": 1e-
 SOME = "…"
 """The last part of a path that means some of a model's layers."""
 SIGNIFICANT = {"fp16": 11, "bf16": 8}
-MANY = 4
 
 
 class Took(Record, frozen=True, eq=False):
@@ -88,7 +90,8 @@ class Masters(Record, frozen=True, eq=False):
 
 class Storage(Record, frozen=True, eq=False):
     """Where weights live. ``copies``: models that are copies of others; ``default``: the half dtype that new tensors take, while they
-    do."""
+    do. ``stand``: the backward whose gradients nothing has set to zero since, of a program that has half weights; ``turned``: the loop
+    around it has come round with them."""
 
     aside: ClassVar[tuple[str, ...]] = ("default_set",)
 
@@ -99,6 +102,8 @@ class Storage(Record, frozen=True, eq=False):
     masters: frozenset[Masters] = frozenset()
     default: str = ""
     default_set: Seen | None = None
+    stand: Seen | None = None
+    turned: bool = False
 
 
 def advance(storage: Storage, event: Event) -> Storage:
@@ -143,6 +148,12 @@ def advance(storage: Storage, event: Event) -> Storage:
             eps = None if settings.get("fused", False) is not False else settings.get("eps", EPS.get(name))
             now = Owned(event.optimizer, event.weights, event.cls, event.lr, seen, eps)
             return replace(storage, owned=others | {now})
+        case Backward(engine=None) if storage.took and storage.stand is None:
+            return replace(storage, stand=Seen(event.at, "its gradients are not set to zero", event.when))
+        case Iteration(again=True) if storage.stand is not None and not storage.turned:
+            return replace(storage, turned=True)
+        case ZeroGrad() | Lost() if storage.stand is not None:
+            return replace(storage, stand=None, turned=False)
     return storage
 
 
@@ -159,7 +170,9 @@ def taken(all_took: frozenset[Took], event: WeightsTake) -> frozenset[Took]:
     return frozenset(t for t in took if not overlap(event.weights, t.weights))
 
 
-FAMILY = Family(Automaton("master-weights", Storage(), advance))
+AUTOMATON = Automaton("master-weights", Storage(), advance)
+"""The state that the rules of weights read, in both of their modules."""
+FAMILY = Family(AUTOMATON)
 
 
 def halves(storage: Storage, weights: Weights) -> list[Took]:
@@ -436,51 +449,4 @@ def _half_weights_configured(recipe: Recipe) -> Iterator[Hit]:
         ),
         severity=severity_at(rate),
         confidence="certain" if recipe.sure else "likely",
-    )
-
-
-@FAMILY.rule("half-gradient-accumulation", Recipe)
-def half_gradient_accumulation(storage: Storage, recipe: Recipe) -> Iterator[Hit]:
-    """Micro-batches summed in half, from four an update on: the sum of fewer is rounded at most twice. A number that is set elsewhere is
-    likely to be one of them."""
-    dtype, steps = recipe.accumulates, recipe.steps
-    if recipe.framework == "Megatron" and dtype is not None and dtype.half:
-        yield Hit(
-            "half-gradient-accumulation",
-            dtype.at,
-            f"'{dtype.name}': gradients are summed in {dtype.half}, over micro-batches and over ranks, where Megatron keeps fp32 sums if it is "
-            f"not told otherwise: each addition rounds the sum to {SIGNIFICANT[dtype.half]} bits",
-            (Seen(recipe.bf16.at, "bf16 is on"),) if recipe.bf16 is not None else (),
-        )
-    elif dtype is None or not dtype.half or steps is None:
-        return
-    else:
-        yield from over_micro_batches(dtype, steps, recipe.unasked)
-
-
-def over_micro_batches(dtype: Choice, steps: Choice, unasked: bool) -> Iterator[Hit]:
-    number = steps.number
-    if (number is None and (unasked or steps.value is not UNKNOWN)) or (number is not None and number < MANY):
-        return
-    many = (
-        f"the gradients of {number:g} micro-batches" if number is not None else "the gradients of several micro-batches"
-    )
-    yield Hit(
-        "half-gradient-accumulation",
-        dtype.at,
-        f"{many} are summed in {dtype.half}: each addition rounds the sum to {SIGNIFICANT[dtype.half]} bits; "
-        + (
-            "DeepSpeed takes the dtype of the computation where data_types.grad_accum_dtype is not given, 'fp32' keeps the sum"
-            if unasked
-            else "keep the sum in fp32"
-        ),
-        (
-            Seen(
-                steps.at,
-                f"{number:g} micro-batches an update"
-                if number is not None
-                else "micro-batches an update: set elsewhere",
-            ),
-        ),
-        confidence="possible" if unasked else "certain" if number is not None else "likely",
     )

@@ -61,6 +61,7 @@ CONFIGURED = (
     b"base_model",
     b"pure_bf16",
     b"downcast_bf16",
+    b"deepspeed_config",
     b"16-true",
     b"reduce_dtype",
     b"grad_sync_dtype",
@@ -93,6 +94,8 @@ WRITTEN = (
     b"fp16_compression",
     b"Compression.fp16",
     b"torchtitan",
+    b'gradient_accumulation_steps":',
+    b"gradient_accumulation_steps':",
 )
 """What a setting of half precision in Python source is called, of those that are read."""
 

@@ -20,6 +20,7 @@ FRAMEWORKS = (
     finetuning.nanotron,
     finetuning.main_grads,
     finetuning.accelerate,
+    finetuning.accelerate_sums,
     finetuning.reduction,
 )
 

@@ -196,6 +196,24 @@ def _trains_a_part(table: Table) -> bool:
     return any(PART.search(key) and table.filled(key) for key in table.entries)
 
 
+def accelerate_sums(table: Table) -> Recipe | None:
+    """accelerate's launcher with DeepSpeed's engine in bf16: it sums micro-batches in the dtype of the computation, unless the sums are moved
+    to the host or a configuration of DeepSpeed's own says otherwise."""
+    settings = table.table("deepspeed_config")
+    if settings is None or table.text("mixed_precision") != "bf16" or table.text("distributed_type") != "DEEPSPEED":
+        return None
+    steps, offload = settings.setting("gradient_accumulation_steps"), settings.setting("offload_optimizer_device")
+    if (
+        steps is None
+        or (offload is not None and offload.value not in (None, "none"))
+        or "deepspeed_config_file" in settings
+    ):
+        return None
+    sums = Setting(f"deepspeed_config.{steps.name}", "bf16", steps.at)
+    bf16 = table.setting("mixed_precision")
+    return Recipe(at=table.at, when=(), framework="DeepSpeed", bf16=bf16, accumulates=sums, steps=steps, unasked=True)
+
+
 def accelerate(table: Table) -> Recipe | None:
     """accelerate's launcher with XLA's downcast: every float32 of the program, weights and optimizer state too, becomes bf16."""
     downcast = table.setting("downcast_bf16")
