@@ -30,6 +30,18 @@ def next_words(decoder, states, banned, last):
     return lprobs.topk(2, dim=-1)
 """,
     ),
+    "scores with something beside them that nobody read": (
+        "mask-constant-overflow",
+        """
+from kernels import *
+
+
+def sampled(table, inputs, drawn, hit):
+    logits = torch.einsum("lk,ijk->ijl", rows(table, drawn), inputs) + offsets(drawn)
+    logits.masked_fill_(hit, -1e30)  # <-
+    return logits
+""",
+    ),
     "the total norm of what is handed in": (
         "half-gradient-norm",
         """
@@ -241,6 +253,15 @@ def attend(query, key, value, hidden):
 def next_words(lprobs, banned):
     lprobs[:, banned] = -float("inf")
     return lprobs.topk(2, dim=-1)
+""",
+    "scores with something beside them, in fp32 or filled with what fits": """
+from kernels import *
+
+
+def sampled(table, inputs, drawn, hit):
+    logits = torch.einsum("lk,ijk->ijl", rows(table, drawn), inputs) + offsets(drawn)
+    logits.masked_fill_(hit, -1e4)
+    return logits.float().masked_fill(hit, -1e30)
 """,
     "what is no score": """
 def limits(sizes, hidden):

@@ -379,7 +379,7 @@ def with_index(event: Called, device: Value, text: str) -> Hit:
     )
 
 
-LOSSES = re.compile(r"loss|criterion|objective|(?:training|train|validation|common|shared)_step", re.I)
+LOSSES = re.compile(r"loss|bce|criterion|objective|(?:training|train|validation|common|shared)_step", re.I)
 """A function that others call for the loss, in the region that they have entered."""
 
 

@@ -50,6 +50,9 @@ PICKED = re.compile(r"scores?$|logits?$|(?:^|_)l(?:og)?_?probs?$")
 """What a program calls the scores among which the largest is picked."""
 
 
+DOES_NOT_FIT = "{:g} does not fit fp16 (at most 65504): {} raises on scores in fp16; torch.finfo(scores.dtype).min or -inf fits any dtype"
+
+
 @FAMILY.rule("mask-constant-overflow", Computed)
 def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
@@ -74,13 +77,17 @@ def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
     needs: tuple[Shows, ...] = () if known else (FP16,)
     if not known and not may_be_half(filled.dtypes):
         # What a matmul gives is half under autocast, whatever it is given.
-        if event.scope.enabled is not None or not scaled_product(filled):
+        if event.scope.enabled is not None:
+            return
+        if not scaled_product(filled):
+            if scores is not None and untold(filled) and event.scope.kind != "test":
+                yield hit("mask-constant-overflow", value, "possible", DOES_NOT_FIT.format(constant, value.op), (FP16,))
             return
         needs = (FP16, AUTOCAST)
     yield Hit(
         "mask-constant-overflow",
         value.at,
-        f"{constant:g} does not fit fp16 (at most 65504): {value.op} raises on scores in fp16; torch.finfo(scores.dtype).min or -inf fits any dtype",
+        DOES_NOT_FIT.format(constant, value.op),
         (Seen(scores.at, "the scores, in half wherever fp16 autocast or fp16 weights reach"),)
         if scores is not None
         else (),

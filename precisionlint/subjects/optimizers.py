@@ -36,10 +36,9 @@ OF_WEIGHTS = re.compile(r"^(?:p|params?|parameter|w|weight)$|(?:^|_)grads?(?:_ch
 
 
 def read(file: File) -> Iterator[Moment]:
-    """The second moments of a file's optimizers, in its order: where they are averaged, and where that is not written, or only with casts,
-    where they are made like the weights."""
-    made: list[tuple[str, Moment]] = []
-    averaged: set[str] = set()  # by which class or function
+    """The second moments of a file's optimizers: where they are made, and where no class makes them that averages them, by what does."""
+    averaged: list[tuple[str, Moment]] = []
+    makers: set[str] = set()
     for node in file.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _is_outer(node):
             text = COMMENT.sub("", "\n".join(file.lines[node.lineno - 1 : node.end_lineno]))
@@ -50,14 +49,11 @@ def read(file: File) -> Iterator[Moment]:
             own = [each for each in ast.walk(node) if isinstance(each, (ast.Assign, ast.Call))]
             for moment in _kept(file, own, text):
                 if moment.made:
-                    made.append((outer.name, moment))
-                else:
-                    yield moment
+                    makers.add(outer.name)
+                yield moment
             if not WIDE.search(COUNTS.sub("", text)):
-                for moment in _averages(file, own, bool(OF_GRADIENTS.search(text))):
-                    averaged.add("" if outer is node else outer.name)
-                    yield moment
-    yield from (moment for owner, moment in made if averaged.isdisjoint({owner, ""}))
+                averaged += [(outer.name, each) for each in _averages(file, own, bool(OF_GRADIENTS.search(text)))]
+    yield from (moment for owner, moment in averaged if owner not in makers)
 
 
 def _kept(file: File, own: list[ast.Assign | ast.Call], text: str) -> Iterator[Moment]:
