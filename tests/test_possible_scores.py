@@ -30,6 +30,39 @@ def next_words(decoder, states, banned, last):
     return lprobs.topk(2, dim=-1)
 """,
     ),
+    "masks that were cast, times a large number": (
+        "mask-constant-overflow",
+        """
+def bias(attention_mask, dtype):
+    mask = attention_mask[:, None, None, :].to(dtype=dtype)
+    return (1.0 - mask) * -1e9  # <-
+
+
+def penalised(scores, padding):
+    return scores - padding.type_as(scores) * 1e12  # <-
+""",
+    ),
+    "norms in a table of what is logged": (
+        "half-gradient-norm",
+        """
+LOGGED = {
+    "norm of the gradient": lambda weight, state: torch.linalg.vector_norm(weight.grad),  # <-
+}
+""",
+    ),
+    "losses added up by their data": (
+        "half-running-sum",
+        """
+def train(model, loader, criterion, optimizer):
+    total = 0.0
+    for x, y in loader:
+        loss = criterion(model(x.half()), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.data  # <-
+    return total
+""",
+    ),
     "scores with something beside them that nobody read": (
         "mask-constant-overflow",
         """
@@ -253,6 +286,21 @@ def attend(query, key, value, hidden):
 def next_words(lprobs, banned):
     lprobs[:, banned] = -float("inf")
     return lprobs.topk(2, dim=-1)
+""",
+    "masks in fp32, or of integers, or times what fits": """
+def bias(attention_mask, dtype):
+    mask = attention_mask[:, None, None, :].to(dtype=dtype)
+    wide = (1.0 - attention_mask[:, None, None, :].float()) * -1e9
+    return (1.0 - mask) * torch.finfo(dtype).min, (1.0 - mask) * -10000.0, wide.clamp(min=-1e4), (1 - attention_mask) * -1e9
+
+
+def apart(samples, dtype):
+    return samples.to(dtype) * 1e6
+""",
+    "norms in fp32 in a table": """
+LOGGED = {
+    "norm of the gradient": lambda weight, state: torch.linalg.vector_norm(weight.grad, dtype=torch.float32),
+}
 """,
     "scores with something beside them, in fp32 or filled with what fits": """
 from kernels import *

@@ -32,6 +32,7 @@ from precisionlint.valueflow import (
     Shows,
     Value,
     find,
+    known_half,
     may_be_half,
     named,
     number,
@@ -58,6 +59,8 @@ def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
     if value.op in ("where", "index_put"):
         yield from chosen_constant(value, event.scope)
+    if value.op == "mul" and len(value.inputs) == 2:
+        yield from widened_mask(value, event.scope)
     if value.op not in FILLS or not value.inputs:
         return
     filled, constant = value.inputs[0], number(value.option(*FILLS[value.op]))
@@ -125,6 +128,32 @@ def chosen_constant(value: Value, scope: Scope) -> Iterator[Any]:
             "NaN; torch.finfo(scores.dtype).min fits any dtype",
             (FP16,),
             (Seen(scores.at, "the scores"),) if scores is not None else (),
+        )
+        return
+
+
+MASK = re.compile(r"mask|(?:^|_)pad(?:ding)?$", re.I)
+
+
+def widened_mask(value: Value, scope: Scope) -> Iterator[Any]:
+    """``(1 - mask.to(x.dtype)) * -1e9``: a mask that was cast before, and becomes infinite."""
+    for mask, given in (value.inputs, value.inputs[::-1]):
+        constant = number(given)
+        if constant is None or not FP16_MAX < abs(constant) < float("inf") or scope.enabled is False:
+            continue
+        cast = find(mask, lambda v: v.op == "cast" and (known_half(v.dtypes) or may_be_half(v.dtypes)), limit=8)
+        if cast is None or not (known_half(value.dtypes) or may_be_half(value.dtypes)):
+            continue
+        if find(mask, lambda v: bool(MASK.search(v.name)), limit=12) is None:
+            continue
+        yield hit(
+            "mask-constant-overflow",
+            value,
+            "possible",
+            f"a mask that was cast is multiplied by {constant:g}, which is {'-' * (constant < 0)}inf in fp16 (at most 65504): two such masks, or "
+            "one row of it masked whole, give NaN; torch.finfo of its dtype has the least number",
+            (FP16,),
+            (Seen(cast.at, "cast here"),),
         )
         return
 

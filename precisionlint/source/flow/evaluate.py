@@ -541,7 +541,10 @@ class Frame:
         return Value("many", (value,), value.dtypes, self.at(node))
 
     def lambda_(self, node: ast.Lambda) -> Value:
-        return Value("function", name="<lambda>", ref=Function(node, self.source, self.inside))
+        function = Function(node, self.source, self.inside)
+        if self.function is None and self.source is self.flow.source:  # of a table, which others call
+            self.flow.functions.append(function)
+        return Value("function", name="<lambda>", ref=function)
 
     def named(self, node: ast.NamedExpr) -> Value:
         value = self.expr(node.value)
