@@ -42,6 +42,41 @@ def penalised(scores, padding):
     return scores - padding.type_as(scores) * 1e12  # <-
 """,
     ),
+    "scores that are multiplied by what may be seen": (
+        "mask-constant-overflow",
+        """
+class Attention(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.register_buffer("seen", torch.tril(torch.ones(size, size)))
+
+    def forward(self, q, k):
+        w = q @ k.transpose(-1, -2)
+        b = self.seen[: w.size(-2), : w.size(-1)]
+        return (w * b - 1e10 * (1 - b)).softmax(-1)  # <-
+""",
+    ),
+    "a bias that began as zeros like the queries": (
+        "mask-constant-overflow",
+        """
+FAR = -1e7
+
+
+def bias(q, steps):
+    later = torch.ones(steps, steps, device=q.device).triu(1).bool()
+    return torch.zeros(steps, steps).to(q).masked_fill_(later, FAR)  # <-
+""",
+    ),
+    "a mean over chunks in the dtype of the input": (
+        "half-running-sum",
+        """
+def mean(x, rows):
+    total = torch.zeros(x.size(1), dtype=x.dtype, device=x.device)  # <-
+    for start in range(0, x.size(0), rows):
+        total += x[start : start + rows].sum(dim=0)
+    return total / x.size(0)
+""",
+    ),
     "norms in a table of what is logged": (
         "half-gradient-norm",
         """
@@ -253,8 +288,8 @@ def choose(hidden, table, most):
 
 
 def nearest(points, most):
-    near = gate(points)
-    return torch.topk(torch.softmax(near, dim=-1), most, dim=-1)
+    pred = gate(points)
+    return torch.topk(torch.softmax(pred["cls"], dim=-1), most, dim=-1)
 """,
     "gradients summed in fp32, or once": """
 def gradient(x, weight, steps):
@@ -296,6 +331,29 @@ def bias(attention_mask, dtype):
 
 def apart(samples, dtype):
     return samples.to(dtype) * 1e6
+""",
+    "scores times a mask in fp32, and biases that fit": """
+class Attention(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.register_buffer("seen", torch.tril(torch.ones(size, size)))
+
+    def forward(self, q, k):
+        w = q @ k.transpose(-1, -2)
+        b = self.seen[: w.size(-2), : w.size(-1)]
+        return w * b - 1e4 * (1 - b), w.float() * b.float() - 1e10 * (1 - b.float())
+
+
+def bias(q, steps):
+    later = torch.ones(steps, steps, device=q.device).triu(1).bool()
+    return torch.zeros(steps, steps, dtype=q.dtype).masked_fill_(later, -1e4), torch.zeros(steps, steps).masked_fill_(later, -1e9)
+""",
+    "a mean over chunks in fp32": """
+def mean(x, rows):
+    total = torch.zeros(x.size(1), dtype=torch.float32, device=x.device)
+    for start in range(0, x.size(0), rows):
+        total += x[start : start + rows].float().sum(dim=0)
+    return (total / x.size(0)).to(x.dtype)
 """,
     "norms in fp32 in a table": """
 LOGGED = {

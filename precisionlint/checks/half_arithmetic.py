@@ -288,7 +288,7 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
             and untold(soft)
             and event.scope.enabled is not False
         ):
-            how = "possible" if named(soft.inputs[0], LOGITS) else None
+            how = "possible" if named(soft.inputs[0], ROUTED) else None
         if soft is not None and how is not None:
             use = {
                 "log": "the log of its small values is far off",
@@ -332,6 +332,8 @@ def untold(value: Value) -> bool:
     return "?" in value.dtypes and not any(atom in RANK for atom in value.dtypes)
 
 
+ROUTED = re.compile(r"^(?:rout(?:er|ing)|gat(?:e|ing))(?:_(?:logits?|scores?|weights?|out(?:put)?))?$")
+"""What a program calls what its experts are chosen by."""
 LOGITS = re.compile(r"logits?$|^(?:chosen|rejected?)_rewards?$|(?:^|_)pred(?:s|ictions?)?$")
 
 

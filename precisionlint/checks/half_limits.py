@@ -389,20 +389,25 @@ def narrow_total(event: Computed) -> Iterator[Any]:
 
 
 def narrow_products(event: Computed) -> Iterator[Any]:
-    """``total = torch.zeros_like(weight)`` and in a loop ``total += a.T @ b``: the gradient of a weight, chunk by chunk."""
+    """``total = torch.zeros_like(weight)`` and in a loop ``total += a.T @ b``: the gradient of a weight, chunk by chunk; and
+    ``total = torch.zeros(n, dtype=x.dtype)`` with ``total += chunk.sum(0)``."""
     value, scope = event.value, event.scope
     if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test" or not carried(value, value.inputs[0]):
         return
     total, term = value.inputs
-    made = next((s for s in sources(total) if s.op in ("zeros_like", "new_zeros")), None)
-    product = next((s for s in sources(term) if s.op == "matmul"), None)
-    if made is None or product is None or "dtype" in made.options or not may_be_half(made.dtypes):
+    made = next((s for s in sources(total) if s.op in ("zeros_like", "new_zeros", "zeros")), None)
+    product = next((s for s in sources(term) if s.op in ("matmul", "sum")), None)
+    if made is None or product is None or not may_be_half(made.dtypes):
+        return
+    chosen = made.options.get("dtype")
+    if chosen is not None and chosen.op != "dtype_of":
         return
     yield hit(
         "half-running-sum",
         made,
         "possible",
-        f"products are added up in {kept_in('possible', made.dtypes)}: each addition rounds, in bf16 to 8 bits; make the total with "
+        f"{'products' if product.op == 'matmul' else 'sums'} are added up in {kept_in('possible', made.dtypes)}: each addition rounds, in bf16 "
+        "to 8 bits; make the total with "
         "dtype=torch.float32, and cast it once",
         (Shows("half"),),
         (Seen(product.at, "what is added"), Seen(value.at, "added up")),

@@ -61,6 +61,8 @@ def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
         yield from chosen_constant(value, event.scope)
     if value.op == "mul" and len(value.inputs) == 2:
         yield from widened_mask(value, event.scope)
+    elif value.op in ("add", "sub") and len(value.inputs) == 2:
+        yield from penalised_scores(value, event.scope)
     if value.op not in FILLS or not value.inputs:
         return
     filled, constant = value.inputs[0], number(value.option(*FILLS[value.op]))
@@ -69,6 +71,12 @@ def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
     known = "float16" in filled.dtypes
     scores = find(filled, made_scores, lambda v: v.op in ("cast", "softmax", "layer"), 24)
     if not known and scores is None:
+        if (
+            event.scope.enabled is not False
+            and may_be_half(filled.dtypes)
+            and any(map(began_empty, sources(filled, SHOWN)))
+        ):
+            yield hit("mask-constant-overflow", value, "possible", DOES_NOT_FIT.format(constant, value.op), (FP16,))
         return
     if value.op == "masked_fill" and not known and of_itself(filled, value.inputs[1:2]):
         made_infinite = (
@@ -135,27 +143,53 @@ def chosen_constant(value: Value, scope: Scope) -> Iterator[Any]:
 MASK = re.compile(r"mask|(?:^|_)pad(?:ding)?$", re.I)
 
 
+def began_empty(value: Value) -> bool:
+    """Whether a tensor began as zeros: a bias that a mask fills."""
+    return value.op in ("zeros", "zeros_like", "new_zeros")
+
+
 def widened_mask(value: Value, scope: Scope) -> Iterator[Any]:
     """``(1 - mask.to(x.dtype)) * -1e9``: a mask that was cast before, and becomes infinite."""
-    for mask, given in (value.inputs, value.inputs[::-1]):
-        constant = number(given)
-        if constant is None or not FP16_MAX < abs(constant) < float("inf") or scope.enabled is False:
-            continue
-        cast = find(mask, lambda v: v.op == "cast" and (known_half(v.dtypes) or may_be_half(v.dtypes)), limit=8)
-        if cast is None or not (known_half(value.dtypes) or may_be_half(value.dtypes)):
-            continue
-        if find(mask, lambda v: bool(MASK.search(v.name)), limit=12) is None:
-            continue
-        yield hit(
-            "mask-constant-overflow",
-            value,
-            "possible",
-            f"a mask that was cast is multiplied by {constant:g}, which is {'-' * (constant < 0)}inf in fp16 (at most 65504): two such masks, or "
-            "one row of it masked whole, give NaN; torch.finfo of its dtype has the least number",
-            (FP16,),
-            (Seen(cast.at, "cast here"),),
-        )
+    mask, constant = enlarged(value)
+    if mask is None or scope.enabled is False:
         return
+    cast = find(mask, lambda v: v.op == "cast" and (known_half(v.dtypes) or may_be_half(v.dtypes)), limit=8)
+    if cast is not None and find(mask, lambda v: bool(MASK.search(v.name)), limit=12) is not None:
+        yield infinite(value, constant, Seen(cast.at, "cast here"))
+
+
+def penalised_scores(value: Value, scope: Scope) -> Iterator[Any]:
+    """``scores * seen - 1e10 * (1 - seen)``: a mask in the dtype of the weights beside scores."""
+    for other, part in (value.inputs, value.inputs[::-1]):
+        for product in sources(part):
+            mask, constant = enlarged(product) if product.op == "mul" else (None, 0.0)
+            if mask is None or scope.enabled is False:
+                continue
+            scores = find(other, made_scores, lambda v: v.op in ("cast", "softmax", "layer"), 24)
+            if scores is not None:
+                yield infinite(product, constant, Seen(scores.at, "the scores"))
+
+
+def enlarged(product: Value) -> tuple[Value | None, float]:
+    """(what is multiplied, by which number above 65504), of a product that may be half."""
+    if len(product.inputs) == 2 and (known_half(product.dtypes) or may_be_half(product.dtypes)):
+        for mask, given in (product.inputs, product.inputs[::-1]):
+            constant = number(given)
+            if constant is not None and FP16_MAX < abs(constant) < float("inf"):
+                return mask, constant
+    return None, 0.0
+
+
+def infinite(product: Value, constant: float, seen: Seen) -> Hit:
+    return hit(
+        "mask-constant-overflow",
+        product,
+        "possible",
+        f"a mask in half is multiplied by {constant:g}, which is {'-' * (constant < 0)}inf in fp16 (at most 65504): two such masks, or one "
+        "row of it masked whole, give NaN; torch.finfo of its dtype has the least number",
+        (FP16,),
+        (seen,),
+    )
 
 
 def of_itself(filled: Value, mask: Sequence[Value]) -> bool:

@@ -73,6 +73,8 @@ def external(frame: Frame, name: str, args: list[Value], options: dict[str, Valu
             if value is not None:
                 return value
     elif name.startswith("einops."):
+        if last == "reduce" and len(args) > 2 and args[2].constant in ("mean", "sum"):
+            return compute(frame, args[2].constant, args[:1], {}, node) or NOTHING
         return Value("view", tuple(args), args[0].dtypes if args else UNKNOWN, frame.at(node))
     elif name.startswith("math."):
         return folded_math(last, args) or Value("number", tuple(args), NUMBER, frame.at(node))
