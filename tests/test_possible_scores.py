@@ -77,6 +77,30 @@ def mean(x, rows):
     return total / x.size(0)
 """,
     ),
+    "variances of windows and of sums": (
+        "variance-by-difference",
+        """
+def structure(x, window):
+    near = F.conv2d(x, window, groups=3)
+    spread = F.conv2d(x * x, window, groups=3) - near * near  # <-
+    return spread + F.avg_pool2d(x.square(), 3) - F.avg_pool2d(x, 3) ** 2  # <-
+
+
+class Statistics(nn.Module):
+    def forward(self, x):
+        total, squares = x.sum(dim=(0, 2, 3)), x.pow(2).sum(dim=(0, 2, 3))
+        rows = x.size(0)
+        return squares / rows - (total / rows).pow(2)  # <-
+""",
+    ),
+    "norms of gradients that were taken by hand": (
+        "half-gradient-norm",
+        """
+def penalty(loss, params):
+    grads = torch.autograd.grad(loss, params)
+    return sum(torch.sum(each**2) for each in grads)  # <-
+""",
+    ),
     "norms in a table of what is logged": (
         "half-gradient-norm",
         """
@@ -354,6 +378,20 @@ def mean(x, rows):
     for start in range(0, x.size(0), rows):
         total += x[start : start + rows].float().sum(dim=0)
     return (total / x.size(0)).to(x.dtype)
+""",
+    "variances in fp32, and a difference that is none": """
+def structure(x, window):
+    x = x.float()
+    spread = F.conv2d(x * x, window, groups=3) - F.conv2d(x, window, groups=3) ** 2
+    return spread + F.avg_pool2d(x.square(), 3) - F.avg_pool2d(x, 3) ** 2
+
+
+def sharpened(x, y, window):
+    return F.conv2d(x * x, window) - F.conv2d(y, window) ** 2
+
+
+def penalty(loss, params):
+    return sum(torch.sum(each.float() ** 2) for each in torch.autograd.grad(loss, params))
 """,
     "norms in fp32 in a table": """
 LOGGED = {

@@ -14,6 +14,7 @@ from typing import Any
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.findings import Confidence, Severity
 from precisionlint.valueflow import (
+    NUMBER,
     RANK,
     VIEWS,
     Computed,
@@ -201,6 +202,26 @@ def same_base(left: Value, right: Value) -> bool:
     return a.op == b.op == "sub" and same(a.inputs[0], b.inputs[0])
 
 
+AVERAGING = frozenset({"mean", "avg_pool2d", "conv1d", "conv2d", "conv3d"})
+"""What takes a mean of everything, or of what lies near."""
+
+
+def averaged(value: Value) -> Value | None:
+    """What a value is the mean of, or the sum over a number."""
+    if value.op in AVERAGING and value.inputs:
+        return value.inputs[0]
+    if value.op == "div" and len(value.inputs) == 2 and value.inputs[1].dtypes == NUMBER:
+        return next((source.inputs[0] for source in sources(value.inputs[0]) if source.op == "sum"), None)
+    return None
+
+
+def averaged_square(value: Value) -> Value | None:
+    """x, where a value is the mean of x squared."""
+    inner = averaged(value)
+    found = (operand_of_square(source) for source in sources(inner)) if inner is not None else ()
+    return next((operand for operand in found if operand is not None), None)
+
+
 @FAMILY.rule("variance-by-difference", Computed)
 def variance_by_difference(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
@@ -211,18 +232,16 @@ def variance_by_difference(state: None, event: Computed) -> Iterator[Any]:
     if base is None:
         return
     stop = {"softmax", "matmul", "linear", "layer", "cast"}
-    squares = find(left, lambda v: v.op == "mean" and mean_of_squares(v) is not None, lambda v: v.op in stop, 40)
-    if squares is None:
+    mean = find(left, lambda v: averaged_square(v) is not None, lambda v: v.op in stop, 40)
+    operand = averaged_square(mean) if mean is not None else None
+    if mean is None or operand is None:
         return
-    found = mean_of_squares(squares)
-    assert found is not None
-    mean, _, operand = found
-    plain = find(
-        base,
-        lambda v: v.op == "mean" and v is not mean and bool(v.inputs) and same(v.inputs[0], operand),
-        lambda v: v.op in stop,
-        40,
-    )
+
+    def wanted(v: Value) -> bool:
+        inner = averaged(v) if v is not mean else None
+        return inner is not None and same(inner, operand)
+
+    plain = find(base, wanted, lambda v: v.op in stop, 40)
     how = grade(operand.dtypes, event.scope)
     if plain is None or how is None:
         return

@@ -47,6 +47,10 @@ CONFIGURATION = re.compile(r"(?:^|_)(?:cfg|conf|config|args|hparams)$")
 DTYPE_NAME = re.compile(r"dtype|precision|^(?:fp|float)8", re.I)
 
 
+WEIGHED = re.compile(r"(?:^|_)(?:params|parameters|weights)$")
+"""What the weights are called of which gradients are taken by hand."""
+
+
 def is_setting(name: str) -> bool:
     """Whether something is called as a device or a dtype is."""
     return bool(DEVICE_NAME.search(name) or DTYPE_NAME.search(name))
@@ -68,6 +72,9 @@ def external(frame: Frame, name: str, args: list[Value], options: dict[str, Valu
     if name.startswith("torch."):
         if name.startswith("torch.nn.") and not name.startswith("torch.nn.functional.") and last[:1].isupper():
             return made_module(frame, last, name, args, options, node)
+        if name == "torch.autograd.grad" and len(args) > 1 and WEIGHED.search(args[1].name):
+            gradient = Value("gradient", (args[1],), WEIGHTS, frame.at(node), last)
+            return Value("many", (gradient,), WEIGHTS, frame.at(node))
         if name.rpartition(".")[0] in TORCH:
             value = compute(frame, last, args, options, node)
             if value is not None:
