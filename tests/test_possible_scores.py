@@ -372,6 +372,23 @@ def bias(q, steps):
     later = torch.ones(steps, steps, device=q.device).triu(1).bool()
     return torch.zeros(steps, steps, dtype=q.dtype).masked_fill_(later, -1e4), torch.zeros(steps, steps).masked_fill_(later, -1e9)
 """,
+    "weights and attention that are added as they are": """
+def decayed(params, rate):
+    for p in params:
+        grad = p.grad.data
+        grad.add_(p.data, alpha=rate)
+
+
+def average(models, x):
+    total = None
+    for model in models:
+        attention = model.attend(x).data
+        if total is None:
+            total = attention
+        else:
+            total.add_(attention)
+    return total
+""",
     "a mean over chunks in fp32": """
 def mean(x, rows):
     total = torch.zeros(x.size(1), dtype=torch.float32, device=x.device)

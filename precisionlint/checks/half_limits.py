@@ -368,7 +368,8 @@ def narrow_total(event: Computed) -> Iterator[Any]:
     total, term = value.inputs
     if scope.kind == "test" or not (total.dtypes <= STARTED or may_be_half(total.dtypes - NUMBER)):
         return
-    kept = find(term, lambda v: v.name in ("detach", "clone", "data"), lambda v: v.op != "view", 6)
+    apart = ("detach", "clone", "data") if "number" in total.dtypes else ("detach", "clone")
+    kept = find(term, lambda v: v.name in apart, lambda v: v.op != "view", 6)
     if (
         kept is None
         or not ("?" in term.dtypes or may_be_half(term.dtypes))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from precisionlint.facts import Moment
 from precisionlint.recipes import HALVES
+from precisionlint.source.flow.words import TEST_PATH
 from precisionlint.subjects import File
 from precisionlint.subjects.tree import constant
 
@@ -50,7 +51,8 @@ def read(file: File) -> Iterator[Moment]:
             for moment in _kept(file, own, text):
                 if moment.made:
                     makers.add(outer.name)
-                yield moment
+                if not moment.made or not TEST_PATH.search(file.display):
+                    yield moment
             if not WIDE.search(COUNTS.sub("", text)):
                 averaged += [(outer.name, each) for each in _averages(file, own, bool(OF_GRADIENTS.search(text)))]
     yield from (moment for owner, moment in averaged if owner not in makers)
