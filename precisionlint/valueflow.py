@@ -92,7 +92,8 @@ class Value:
 
 class Scope(Struct, frozen=True):
     """Where an op stands. ``region``: the autocast region that the function itself enters, None where that is the caller's affair;
-    ``enabled``: False inside ``autocast(enabled=False)``, None where nothing is known. ``grad``: False under no_grad or inference_mode.
+    ``enabled``: False inside ``autocast(enabled=False)``, None where nothing is known; ``switched``: the region that a setting switches on.
+    ``grad``: False under no_grad or inference_mode.
     ``kind``: ``"forward"`` or ``"backward"`` of an autograd.Function, ``"module"`` for a method of a module, ``"test"``, or ``""``.
     ``setup``: it runs while an object is made, before anything is cast or autocast entered.
     ``guarded``: ``"version"`` where a test of a version or of what a module has stands before it, ``"try"`` where an error of it is caught."""
@@ -105,6 +106,7 @@ class Scope(Struct, frozen=True):
     grad: bool = True
     setup: bool = False
     guarded: str = ""
+    switched: Region | None = None
 
 
 class Ended(Event, frozen=True, eq=False):

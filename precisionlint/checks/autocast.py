@@ -389,7 +389,9 @@ def bce_under_autocast(state: None, event: Computed) -> Iterator[Any]:
     if value.op != "bce" or not value.inputs or scope.enabled is False or scope.kind == "test" or not scope.grad:
         return
     certain = scope.enabled is True and scope.region is not None and scope.region.device == "cuda"
-    if not certain and (scope.enabled is True or (scope.kind != "module" and not LOSSES.search(scope.function))):
+    switched = scope.switched is not None and scope.switched.device == "cuda"
+    reached = scope.enabled is not True and (scope.kind == "module" or LOSSES.search(scope.function))
+    if not (certain or switched or reached):
         return
     hit = Hit(
         "bce-under-autocast",
@@ -400,6 +402,8 @@ def bce_under_autocast(state: None, event: Computed) -> Iterator[Any]:
     )
     if certain:
         yield hit
+    elif switched:
+        yield replace(hit, confidence="likely")
     elif scope.kind != "module":
         yield replace(hit, confidence="possible", needs=(Shows("half"),))
     else:

@@ -43,6 +43,11 @@ def enter(frame: Frame, context: Value) -> None:
     if context.op == "region":
         enabled, region = context.ref
         # A region that is on for sure, or off for sure; what is undecided leaves what stood.
-        frame.scope = structs.replace(frame.scope, region=region if enabled else None, enabled=enabled)
+        frame.scope = structs.replace(
+            frame.scope,
+            region=region if enabled else None,
+            enabled=enabled,
+            switched=region if enabled is None else None,
+        )
     elif context.op in ("constructed", "external") and context.name.endswith(("no_grad", "inference_mode")):
         frame.scope = structs.replace(frame.scope, grad=False)

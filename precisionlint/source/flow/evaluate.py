@@ -127,6 +127,8 @@ class Frame:
             value = self.expr(default)
             if known:
                 return value
+            if value.op == "module":  # or what a caller gives
+                return either([value, Value("input", dtypes=UNKNOWN, name=param.arg)])
             if value.op != "constant" or not (value.constant is None or isinstance(value.constant, bool)):  # 0 == False
                 # What a caller may pass in its place is of the same kind: a number, a name, a dtype.
                 dtypes = NUMBER if is_number(value.constant) else UNKNOWN

@@ -249,4 +249,6 @@ def scope_of(function: Function, caller: Scope) -> Scope:
         kind = "backward"
     name = owner.node.name if owner else ""
     guarded = "version" if caller.guarded == "version" else ""
-    return Scope(function.name, name, kind, caller.region, caller.enabled, caller.grad, caller.setup, guarded)
+    return Scope(
+        function.name, name, kind, caller.region, caller.enabled, caller.grad, caller.setup, guarded, caller.switched
+    )

@@ -47,6 +47,8 @@ CONFIGURATION = re.compile(r"(?:^|_)(?:cfg|conf|config|args|hparams)$")
 DTYPE_NAME = re.compile(r"dtype|precision|^(?:fp|float)8", re.I)
 
 
+ENGINES = re.compile(r"^(?:accelerator|fabric)$|\.(?:Accelerator|Fabric)$")
+"""What enters the region that its settings ask for."""
 WEIGHED = re.compile(r"(?:^|_)(?:params|parameters|weights)$")
 """What the weights are called of which gradients are taken by hand."""
 
@@ -205,6 +207,8 @@ def method(frame: Frame, obj: Value, name: str, args: list[Value], options: dict
         return Value("gradient", (obj,), WEIGHTS, frame.at(node), name)
     if name == "backward":
         return constant(None)
+    if name == "autocast" and ENGINES.search(obj.name):
+        return Value("region", (), UNKNOWN, frame.at(node), name, ref=(None, Region("cuda", "", at=frame.at(node))))
     if name in COUNTS and is_tensor(obj):
         return Value("size", (obj,), NUMBER, frame.at(node), name)
     if name in ops.MODULE_ITSELF and obj.op in ("module", "instance"):
