@@ -362,7 +362,7 @@ class Masters:
         {then}
 """
 
-GIVEN = """
+CLIPPING = """
 def finish(net, optimizer, scaler):
     {first}
     scaler.unscale_(optimizer)
@@ -377,9 +377,9 @@ CLIP = "nn.utils.clip_grad_norm_({}, 1.0)"
     ("text", "many"),
     [
         (APART.format(first=CLIP.format("self.copies"), then="pass"), 1),
-        (GIVEN.format(first=CLIP.format("net.parameters()"), then="pass"), 1),
+        (CLIPPING.format(first=CLIP.format("net.parameters()"), then="pass"), 1),
         (APART.format(first="pass", then=CLIP.format("self.copies")), 0),
-        (GIVEN.format(first="pass", then=CLIP.format("net.parameters()")), 0),
+        (CLIPPING.format(first="pass", then=CLIP.format("net.parameters()")), 0),
         (APART.format(first="nn.utils.clip_grad_norm_(self.copies, self.bound * self.loss_scale)", then="pass"), 0),
     ],
 )
