@@ -177,6 +177,16 @@ class File:
         return list(ast.walk(self.syntax))
 
     @cached_property
+    def called(self) -> frozenset[str]:
+        """The names that the file calls, as functions or methods.
+
+        Raises: UnreadableError.
+        """
+        functions = [node.func for node in self.nodes if isinstance(node, ast.Call)]
+        names = {function.id for function in functions if isinstance(function, ast.Name)}
+        return frozenset(names | {function.attr for function in functions if isinstance(function, ast.Attribute)})
+
+    @cached_property
     def text(self) -> str:
         """The text, read as UTF-8 whatever its bytes, Python source in the encoding that it declares; without a byte order mark."""
         if documents.kind(self.display) != "other":

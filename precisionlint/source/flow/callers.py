@@ -16,7 +16,6 @@ from precisionlint.checks import Hit, Judge
 from precisionlint.findings import Place
 from precisionlint.source.callers import MOST
 from precisionlint.source.flow.reading import Flow
-from precisionlint.source.flow.words import called_names
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.source.project import Project
 from precisionlint.subjects import File
@@ -44,7 +43,7 @@ class Callers:
     def rule_out(self, rule: str, place: Place, file: File) -> bool:
         """Whether the project hands a file's function nothing for which the fault stands."""
         function, owner = enclosing(file.syntax, place.line)
-        if function is None or function.name in called_names(file.syntax):
+        if function is None or function.name in file.called:
             return False
         self.project.weighed.add(file.path)
         word = re.compile(rb"\b" + re.escape((owner or function).name.encode()) + rb"\b")

@@ -12,7 +12,7 @@ from precisionlint.events import Event
 from precisionlint.source.flow.evaluate import Frame
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Function, Source, Spent, instance
 from precisionlint.source.flow.remembered import Remembered
-from precisionlint.source.flow.words import TEST_FILE, Asked, called_names, calls, words_of
+from precisionlint.source.flow.words import TEST_FILE, Asked, calls, words_of
 from precisionlint.source.root import file_of
 from precisionlint.valueflow import HALF, WIDE, Ended, Scope, Value
 
@@ -62,7 +62,7 @@ class Flow:
             quiet = self.told != self.file.path
             Frame(self, self.source, self.source.names, (), Scope(), 0, quiet).block(self.file.syntax.body)
             self.end(None)
-            called = called_names(self.file.syntax)
+            called = self.file.called
             later: list[Function] = []
             for cls in list(self.classes):
                 self.prepare(cls)

@@ -118,18 +118,6 @@ def is_device(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "device" and ast_name(node.value) == "torch"
 
 
-def called_names(syntax: ast.Module) -> set[str]:
-    """The names that a file calls, as functions or methods."""
-    found: set[str] = set()
-    for node in ast.walk(syntax):
-        if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name):
-                found.add(node.func.id)
-            elif isinstance(node.func, ast.Attribute):
-                found.add(node.func.attr)
-    return found
-
-
 def calls(function: ast.AST, name: str) -> bool:
     """Whether a method calls another of its object."""
     return any(
