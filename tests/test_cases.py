@@ -510,3 +510,40 @@ def test_one_fault_at_every_save_is_told_once_with_the_other_places(tmp_path: Pa
     two = SAVES.replace("def train(", "def train_other(").replace("import torch\n", "")
     (tmp_path / "train.py").write_text(SAVES + two)
     assert len(check([str(tmp_path)], select=["scaler-not-checkpointed"]).findings) == 2
+
+
+def test_where_paths_are_joined_a_loss_made_outside_of_autocast_stays_one(tmp_path: Path) -> None:
+    """What the branch without amp runs backward never saw the region, however many paths have been joined before."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        """\
+import torch
+
+
+def train(model, losses_of, loader, optimizer, max_norm, args):
+    try:
+        denoise = args.denoise
+    except AttributeError:
+        denoise = False
+    for x, y in loader:
+        with torch.autocast("cuda", dtype=torch.float16, enabled=args.amp):
+            parts = losses_of(model(x, denoise), y)
+            loss = sum(parts[name] * args.weights[name] for name in parts if name in args.weights)
+        if args.amp:
+            loss.backward()  # here
+            if max_norm > 0:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+        else:
+            loss.backward()
+            if max_norm > 0:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+        optimizer.zero_grad()
+"""
+    )
+    report = check([program.as_posix()])
+    line = program.read_text().partition("  # here")[0].count("\n") + 1
+    assert [(each.rule, each.place.line, each.when) for each in report.findings if each.severity == "error"] == [
+        ("fp16-without-scaler", line, "args.amp")
+    ]

@@ -124,8 +124,8 @@ def blur_heap(group: list[State], unknown: Unknown, kept: Set[str]) -> None:
 
 
 def alike(values: list[Value | None]) -> bool:
-    """Whether the same scale and region flowed into all that carry any."""
-    return len({flow_of(value) for value in values if value is not None} - {PLAIN}) < 2
+    """Whether the same scale and region flowed into all of them; a constant, or none yet, may come to carry any."""
+    return len({flow_of(value) for value in values if value is not None and not isinstance(value, Const)}) < 2
 
 
 def flow(values: list[Value | None]) -> Flow:

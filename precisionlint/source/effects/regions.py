@@ -67,7 +67,7 @@ def make_autocast(it: Interpreter, state: State, instr: p.Call, cls: str, args: 
         branch.heap[obj] = {
             "device": device if device is not None else (const(device_of_class) if device_of_class else NONE),
             "dtype": chosen if chosen is not None else NONE,
-            "enabled": enabled if enabled is not None else (FALSE if False else TRUE),
+            "enabled": enabled if enabled is not None else TRUE,
             "cache": cache if cache is not None else TRUE,
             "open": const(open_ended(args)),
         }
