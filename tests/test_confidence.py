@@ -393,6 +393,16 @@ if __name__ == "__main__":
     [
         (WRAPPED, "ctx.asked = image.shape", {"function-without-custom-fwd"}),
         (WRAPPED, "flow = flow.int()", set()),
+        (
+            WRAPPED.replace("image.contiguous(), flow.contiguous()", "image, boxes").replace("flow", "boxes"),
+            "ctx.sizes = boxes.size()",
+            {"function-without-custom-fwd"},
+        ),
+        (
+            WRAPPED.replace("image.contiguous(), flow.contiguous()", "image, coords").replace("flow", "coords"),
+            "ctx.sizes = coords.size()",
+            set(),
+        ),
         (WRAPPED.replace("warp(image, flow)", "warp(image.float(), flow.float())"), "", set()),
         (WRAPPED.replace("warp(image, flow)", "Warped.apply(image, flow.to(image.dtype))"), "", set()),
         (CAST_BY_MODULE, "", set()),

@@ -36,7 +36,7 @@ WEIGHTS = re.compile(r"(?!attn|attention)(?:\w*_)?(?:weights?|bias(?:es)?|gamma|
 QUANTISED = re.compile(r"scales?(?:_|$)|absmax|quant|zero_?points?")
 """Parameters by their name that only weights in few bits bring along."""
 COUNTS = re.compile(
-    r"ind(?:ex|ices)|idx|_?ids?$|len|ptr|mask|offset|size|seed|num|count|rows|cols|map|order|group|target|label|shape"
+    r"ind(?:ex|ices)|idx|_?ids?$|len|ptr|mask|offset|size|seed|num|count|rows|cols|map|order|group|target|label|shape|coord?s|shift|voxel"
 )
 """Inputs that are integers, by their name."""
 MADE = re.compile(

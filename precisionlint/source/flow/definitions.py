@@ -33,7 +33,9 @@ REGISTERS = b"register_autocast"
 DIFFERENTIABLE = b"register_autograd"
 OPS = frozenset({"torch.library.custom_op", "torch.library.triton_op"})
 KERNEL = re.compile(r"triton\.|(?:jit|autotune|heuristics)\b")
-TENSORS = frozenset({"contiguous", "stride", "shape", "data_ptr", "numel"})
+TENSORS = frozenset(
+    {"contiguous", "stride", "shape", "size", "data_ptr", "numel", "new", "new_empty", "new_zeros", "is_cuda"}
+)
 """What is asked of a tensor that goes to a kernel, whether or not it is kept for the backward."""
 INTEGERS = frozenset({"int", "long", "bool", "byte"})
 """How a body makes integers of an input."""
