@@ -106,10 +106,10 @@ def load_weights(it: Interpreter, state: State, instr: p.Call, args: Args) -> Ou
             dtype = str(chosen.value)
         if dtype is not None:
             how = f"from_pretrained(dtype={dtype})"
-            it.emit(
-                branch,
-                WeightsTake(it.where(branch, instr.at), when(branch), frozenset({weight_path(it, model)}), dtype, how),
-            )
+            keywords = getattr(instr.at, "keywords", ())
+            said = next((k.value for k in keywords if k.arg in it.apis.load_arguments), instr.at)
+            weights = frozenset({weight_path(it, model)})
+            it.emit(branch, WeightsTake(it.where(branch, said), when(branch), weights, dtype, how))
         if any(k in it.apis.quantised and v not in (NONE, FALSE) for k, v in args):
             freeze(it, branch, instr, model, "quantised")
         outcome.append((branch, model))
