@@ -103,6 +103,14 @@ def test_what_stands_beside_has_dtypes_of_its_own(tmp_path: Path):
     assert grades(tmp_path, train=f"import config\n{PLAIN}", config="precision = 'bf16'\n") == ["likely"]
 
 
+def test_a_copy_of_the_same_name_is_another_ones(tmp_path: Path):
+    """A program of another folder speaks of a class that it has from there."""
+    files = {"layers__norm": NORM % SQUARE, "other__norm": NORM % SQUARE}
+    train = f"{HEADER}from %s.norm import Norm\n{TRAIN}\nmodel = Norm().to(torch.bfloat16)\n"
+    assert grades(tmp_path, **files, train=train % "other") == []
+    assert grades(tmp_path, train=train % "layers") == ["likely"]
+
+
 def test_a_program_may_leave_the_step_to_another_file(tmp_path: Path):
     step = "def step(loss, optimizer):\n    loss.backward()\n    optimizer.step()\n"
     run = f"{HEADER}from net import Net\nfrom steps import step\n\nmodel, optimizer = Net(), torch.optim.SGD([])\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +129,17 @@ def scaled_flow(op: str, left: Flow, right: Flow) -> Flow:
     return join(left, right)
 
 
+CLASS_NAME = re.compile(r"_*[A-Z]\w*[a-z]\w*$")
+
+
+def is_made(sym: Sym) -> bool:
+    """Whether a value that nobody knows is what a call of a class gave, by the name: an object, and never None."""
+    node = sym.key[1] if sym.key[0] == "site" else None
+    func = node.func if isinstance(node, ast.Call) else None
+    name = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+    return CLASS_NAME.match(name) is not None
+
+
 def compare(it: Interpreter, op: str, left: Value, right: Value) -> Value:
     """A comparison: True or False where it is known, else the condition, in a form that it shares with its complement."""
     if op == "is not":
@@ -148,7 +161,7 @@ def compare(it: Interpreter, op: str, left: Value, right: Value) -> Value:
         if isinstance(left, (Const, External)) and isinstance(right, (Const, External)):
             return equal(left, right)
         if right == NONE:
-            return Cond(left, "none", None, True) if isinstance(left, Sym) else const(False)
+            return Cond(left, "none", None, True) if isinstance(left, Sym) and not is_made(left) else const(False)
         if isinstance(right, Const) and isinstance(right.value, bool):
             if isinstance(left, Cond):
                 return left if right.value else flip(left)

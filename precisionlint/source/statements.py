@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from precisionlint.events import Iteration
 from precisionlint.source import effects, imports
 from precisionlint.source import program as p
@@ -154,8 +152,7 @@ def do_if(it: Interpreter, instr: p.If, state: State, after: list[State], exits:
     for side, branch in [(True, state)] if several else it.fork(state, test):
         block = instr.then if side else instr.other
         label = "" if instr.quiet else branch_label(it, branch, instr.test, side)
-        if label and (cond := as_cond(opened_up(it, test))) is not None:
-            it.labelled.setdefault(label, set()).add(replace(cond, positive=cond.positive == side))
+        effects.branched(it, branch, test, side, label, instr.at)
         if not block.code:
             sides.append((label, [branch]))
             continue

@@ -13,11 +13,11 @@ from precisionlint.source.effects.optimizers import made
 from precisionlint.source.effects.own_ops import call_custom_op, decorated, launch
 from precisionlint.source.effects.python import BUILTINS
 from precisionlint.source.effects.regions import enter, enter_decorators
-from precisionlint.source.effects.scaling import annotated, loss_divided
+from precisionlint.source.effects.scaling import annotated, branched, loss_divided
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.effects.weights import module_called
 
 __all__ = [
-    "BUILTINS", "annotated", "attribute_set", "averaged", "blended", "call_custom_op", "call_external", "call_method",
+    "BUILTINS", "annotated", "attribute_set", "averaged", "blended", "branched", "call_custom_op", "call_external", "call_method",
     "call_unknown", "choices", "decorated", "enter", "enter_decorators", "kept", "launch", "loss_divided", "made", "module_called", "result",
 ]  # fmt: skip

@@ -29,10 +29,20 @@ def kept(it: Interpreter, state: State, holder: Holder, target: p.Expr, value: V
     short = holder[1]
     if not HAND_SCALE.search(short) or short.endswith("er"):
         return value
+    held = held_by(state, holder)
+    scale = held if isinstance(held, Sym) and held.flow.factor == "scale" else None
+    if scale is not None and isinstance(value, Sym) and value.flow.scaled == scale.flow.scaled:
+        return scale  # raised or lowered: it is the scale still, of what comes next
     number = isinstance(value, Const) and value.kind in ("int", "float") and value.value != 1
     if number or (isinstance(value, Sym) and value.key[0] == "param" and value.flow == PLAIN):
         return it.intern(("hand", holder), short, PLAIN, frozenset(), ())
     return value
+
+
+def held_by(state: State, holder: Holder) -> Value | None:
+    """What a name holds."""
+    where, name = holder
+    return (state.frames.get(where, {}) if isinstance(where, int) else state.heap.get(where, {})).get(name)
 
 
 def half_of(value: Value | None) -> str:
@@ -44,8 +54,7 @@ def half_of(value: Value | None) -> str:
 def chosen_half(it: Interpreter, state: State, half: str) -> tuple[str, ...]:
     """The variable that holds this half dtype on this path and another on others, in words: ``dtype == 'float16'``."""
     for (where, short), name in it.chosen.items():
-        held = state.frames.get(where, {}) if isinstance(where, int) else state.heap.get(where, {})
-        value = held.get(short)
+        value = held_by(state, (where, short))
         if value is not None and half_of(value) == half:
             written = repr(value.value) if isinstance(value, Const) else f"torch.{dtype_of(value)}"
             return (f"{name} == {written}",)

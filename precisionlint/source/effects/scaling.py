@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from precisionlint.events import (
     Backward,
     Grads,
@@ -35,7 +37,7 @@ from precisionlint.source.effects.common import (
 )
 from precisionlint.source.effects.kept import chosen_half
 from precisionlint.source.objects import name_of, named
-from precisionlint.source.operators import as_cond, truth
+from precisionlint.source.operators import as_cond, opened_up, truth
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     NONE,
@@ -72,6 +74,21 @@ def annotated(it: Interpreter, state: State, annotation: p.Expr, value: Sym) -> 
     if name.endswith("GradScaler") and not SCALER_NAME.search(last_name(value)):
         it.module_of(state).scaler_names.add(last_name(value))
     return value
+
+
+def branched(it: Interpreter, state: State, test: Value, side: bool, label: str, at: Any) -> None:
+    """A branch is taken: what its label says holds there, and by a scale that is 1 nothing was scaled."""
+    cond = as_cond(opened_up(it, test))
+    if cond is None:
+        return
+    cond = replace(cond, positive=cond.positive == side)
+    if label:
+        it.labelled.setdefault(label, set()).add(cond)
+    flow = cond.sym.flow
+    is_one = cond.kind == "eq" and cond.positive and isinstance(cond.const, Const) and cond.const.value == 1
+    if is_one and flow.factor == "scale" and isinstance(flow.scaled, Named):
+        where, labels = it.where(state, at), when(state)
+        it.emit(state, Grads(where, labels, None, "mul", "", "1/scale", flow.scaled, None, False))
 
 
 def make_scaler(it: Interpreter, state: State, instr: p.Call, cls: str, args: Args, obj: Obj) -> Outcome:

@@ -176,6 +176,8 @@ class Evidence:
             return None
         if need.what in IN_TRAINING and path != near and "training" not in lines:
             return None
+        if need.what == "half gradients" and path != near and not OPTIMIZES.search(self.text(path)):
+            return None  # gradients of what it casts are not its to step: a frozen model that others learn from
         if what == "half parameters" and need.what != "half gradients":
             return self.cast(path, near)
         if what in SPOKEN and not self.takes_part(path, near):
@@ -227,12 +229,27 @@ class Evidence:
         spoken = re.compile(
             rb"\b(?:" + b"|".join(re.escape(name) for name in sorted(named)) + rb")\b" if named else b"(?!)"
         )
+        mine = frozenset(library)
         self._callers[path] = [
             other
             for other in self.files
-            if other not in library and (self.bearers.by_name(other) or spoken.search(self.text(other)))
+            if other not in mine and (self.bearers.by_name(other) or self.means(other, spoken, mine))
         ]
         return self._callers[path]
+
+    def means(self, path: Path, spoken: re.Pattern[bytes], library: frozenset[Path]) -> bool:
+        """Whether a file speaks of what these define, and not of what it has by the same name from elsewhere."""
+        names = set(spoken.findall(self.text(path)))
+        return any(not any(self.leads(path, one) for one in self.definers.get(name, set()) - library) for name in names)
+
+    @cached_property
+    def definers(self) -> dict[bytes, set[Path]]:
+        """Name -> the files that define a class or function of it."""
+        found: dict[bytes, set[Path]] = {}
+        for path in self.files:
+            for name in DEFINED.findall(self.text(path)):
+                found.setdefault(name, set()).add(path)
+        return found
 
     def is_registered(self, path: Path) -> bool:
         """Whether a file, or one that leads to it, registers what it defines: a program finds it by a name in its configuration."""

@@ -12,7 +12,7 @@ from precisionlint.source.flow import ops
 from precisionlint.source.flow.devices import also_place, placed
 from precisionlint.source.flow.heap import NOTHING
 from precisionlint.source.flow.joins import element
-from precisionlint.source.flow.words import ast_name
+from precisionlint.source.flow.words import ast_name, wants_wide_gradients
 from precisionlint.valueflow import (
     BOOL,
     HALF,
@@ -180,7 +180,10 @@ def attribute(frame: Frame, obj: Value, name: str, node: ast.AST) -> Value:
         return Value("size", (obj,), NUMBER, at, name)
     if name == "grad":
         known = obj.dtypes <= HALF | WIDE  # as where its weight was asked for its dtype
-        return Value("gradient", (obj,), obj.dtypes if known else WEIGHTS, at, "grad")
+        wide = frame.function is not None and wants_wide_gradients(frame.function.node)
+        return Value(
+            "gradient", (obj,), frozenset({"float32"}) if wide else obj.dtypes if known else WEIGHTS, at, "grad"
+        )
     if name in ("T", "mT", "H", "mH", "data"):
         return Value("view", (obj,), obj.dtypes, at, name)
     if name in ("min", "max", "eps", "tiny", "smallest_normal", "resolution") and obj.op in ("finfo", "iinfo"):

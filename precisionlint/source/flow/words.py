@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from typing import Any
 
@@ -125,6 +126,20 @@ def calls(function: ast.AST, name: str) -> bool:
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == name
         and ast_name(node.func.value) == "self"
+        for node in ast.walk(function)
+    )
+
+
+WIDE_GRADIENT = re.compile(
+    r"assert [^\n]*\.grad(?:\.data)?\.(?:dtype (?:==|is) torch\.float(?:32)?\b|type\(\) == '(?:torch|\{\})\.cuda\.FloatTensor)"
+)
+
+
+@functools.lru_cache(maxsize=64)
+def wants_wide_gradients(function: ast.AST) -> bool:
+    """Whether a function raises where gradients are not fp32."""
+    return any(
+        isinstance(node, ast.Assert) and WIDE_GRADIENT.search(ast.unparse(node)) is not None
         for node in ast.walk(function)
     )
 
