@@ -28,6 +28,8 @@ BY_NAME = re.compile(rb"importlib|import_module|__import__|entry_point|[Rr]egist
 """What only a file holds that makes objects by their names."""
 SETTING = re.compile(r"dtype|config|cfg|args$|opt(?:ion)?s?$|path|name")
 """Arguments that are no objects."""
+FROZEN = r"\.(?:eval\(\)|requires_grad_\(False\))"
+"""How an object is taken out of training."""
 WIDE = re.compile(r"\.float(?:32)?$|^None$")
 """A dtype that is no half."""
 LOADS = frozenset({"from_pretrained", "from_config", "from_single_file", "load_from_checkpoint"})
@@ -83,6 +85,13 @@ class Bearers:
                 Following(self, near).part(receiver, Spot(path, around, line)) for receiver, around in cast
             )
         return self._answers[key]
+
+    def is_frozen(self, path: Path, line: int) -> bool:
+        """Whether a file takes what a line of it casts out of training."""
+        tree = self.tree(path)
+        text = self.text(path).decode("utf-8", "replace")
+        receivers = [ast.unparse(receiver) for receiver, _ in (cast_at(tree, line) if tree is not None else ())]
+        return any(re.search(rf"(?<![\w.]){re.escape(one)}{FROZEN}", text) is not None for one in receivers)
 
     def tree(self, path: Path) -> ast.Module | None:
         if path not in self._trees:

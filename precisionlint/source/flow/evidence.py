@@ -178,8 +178,8 @@ class Evidence:
             return None
         if need.what == "half gradients" and path != near and not OPTIMIZES.search(self.text(path)):
             return None  # gradients of what it casts are not its to step: a frozen model that others learn from
-        if what == "half parameters" and need.what != "half gradients":
-            return self.cast(path, near)
+        if what == "half parameters":
+            return self.cast(path, near, trained=need.what == "half gradients")
         if what in SPOKEN and not self.takes_part(path, near):
             return None
         return lines[what]
@@ -197,11 +197,14 @@ class Evidence:
         training = (one for one in self.programs(near) if "training" in self.lines(one))
         return any(self.leads(one, path) or (optimizes and self.leads(path, one)) for one in training)
 
-    def cast(self, path: Path, near: Path) -> int | None:
-        """The first line in which a file casts an object that may hold the code at hand; where that is no module's, any object."""
-        if not MODULE.search(self.text(near)):
-            return self.lines(path)["half parameters"]
+    def cast(self, path: Path, near: Path, *, trained: bool) -> int | None:
+        """The first line in which a file casts an object that may hold the code at hand; where that is no module's, any object. ``trained``:
+        one that gets gradients, whatever its code is."""
         found = lines_of(PATTERNS["half parameters"], self.text(path), ASIDE["half parameters"])
+        if trained:
+            return next((line for line in found if not self.bearers.is_frozen(path, line)), None)
+        if not MODULE.search(self.text(near)):
+            return next(found, None)
         return next((line for line in found if self.bearers.holds(path, line, near)), None)
 
     def under_autocast(self, path: Path) -> bool:
