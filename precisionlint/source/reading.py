@@ -25,7 +25,7 @@ from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.records import BUDGET, NARROW, SHARE, WIDEST, BudgetError, Coverage, Where
 from precisionlint.source.state import Fact, State, agree, differing, merge
 from precisionlint.source.thinning import thin
-from precisionlint.source.values import FALSE, TRUE, Class, Const, Func, Obj, Sym, Value
+from precisionlint.source.values import FALSE, PLAIN, TRUE, Class, Const, Func, Obj, Sym, Value
 
 Ways = list[dict[Sym, Fact]]
 """What each of some paths had decided."""
@@ -49,6 +49,10 @@ STEPS = re.compile(rf"\.(?:{'|'.join(sorted(STEPPING))})\(")
 """What a method calls that steps by itself, and does not only speak of it."""
 
 
+SETTINGS = re.compile(
+    r"_*(?:args?|cfgs?|config(?:s|uration)?|conf|hps?|hparams?|opts?|options?|params?|settings?|flags?)", re.I
+)
+"""What a program's settings are called where a method is handed them."""
 FINISHES = re.compile(r"step|update", re.I)
 """What a method holds that may end an iteration: a step of its own, or one behind a name that says so."""
 
@@ -283,6 +287,12 @@ class Reader(Struct, frozen=True):
                         if value.module.is_relevant(value.function):
                             yield value
 
+    def settings(self, method: Func) -> tuple[Value, ...]:
+        """The parameters of a method that hold a program's settings: what one run of it decided of them, the next one finds."""
+        names = [param.name for param in method.function.params if SETTINGS.fullmatch(param.name)]
+        keys = [("param", method.function, name) for name in names]
+        return tuple(self.it.intern(key, key[2], PLAIN, frozenset(), ()) for key in keys)
+
     def run_method(self, bases: list[State], method: Func, obj: Value, share: int, again: bool = False) -> list[State]:
         """What a method leaves, called on each of these states; nothing where it takes more than one part in ``share`` of what is left."""
         it, whole, depths = self.it, self.it.whole, self.it.open()
@@ -291,6 +301,7 @@ class Reader(Struct, frozen=True):
         try:
             for base in bases:
                 start = base.fork() if again else self.fresh(base, None)
+                start.pins = (*start.pins, *self.settings(method))
                 decorators = it.decorators(start, method)
                 receiver: Value | None = obj
                 if "staticmethod" in decorators:

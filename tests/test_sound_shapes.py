@@ -1,0 +1,163 @@
+"""Shapes of real programs that are right, each beside what makes it wrong: no false alarm, and no silence bought with it."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from precisionlint import check
+
+
+def rules(folder: Path, text: str, name: str = "case.py", **others: str) -> list[str]:
+    (folder / "pyproject.toml").write_text("", encoding="utf-8")
+    for other, content in {**others, name.removesuffix(".py"): text}.items():
+        (folder / f"{other}.py").write_text(textwrap.dedent(content), encoding="utf-8")
+    report = check([str(folder / name)], assume={})
+    assert not report.errors
+    return [each.rule for each in report.findings if each.severity != "info"]
+
+
+SCALED_BY_HAND = """
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+
+class HalfOptimizer:
+    def __init__(self, model, loss_scale=8192, downscale=2):
+        self.loss_scale = loss_scale
+        self.downscale = downscale
+        self.masters = [p.to(torch.float32).detach() for p in model.parameters()]
+
+    def step(self, loss, optimizer):
+        loss *= self.loss_scale
+        loss.backward()
+        {divide}
+        norm = clip_grad_norm_(self.masters, 5.0)
+        if norm < 1e4:
+            optimizer.step()
+        else:
+            self.loss_scale /= self.downscale
+"""
+DIVIDED = """if self.loss_scale != 1.0:
+            for p in self.masters:
+                p.grad.data /= self.loss_scale"""
+
+
+LATE = DIVIDED.replace("if self", "clip_grad_norm_(self.masters, 9.0)\n        if self")
+
+
+@pytest.mark.parametrize(("divide", "found"), [(DIVIDED, []), (LATE, ["clip-before-unscale"])])
+def test_a_scale_of_one_is_none_and_one_that_falls_is_the_scale_still(tmp_path: Path, divide: str, found: list[str]):
+    assert rules(tmp_path, SCALED_BY_HAND.format(divide=divide)) == found
+
+
+CHOSEN_TOGETHER = """
+from contextlib import suppress
+
+import torch
+import utils
+
+
+def train(model, optimizer, loader, amp_autocast=suppress, loss_scaler=None):
+    for x in loader:
+        with amp_autocast():
+            loss = model(x).mean()
+        optimizer.zero_grad()
+        if loss_scaler is not None:
+            loss_scaler(loss, optimizer)
+        else:
+            loss.backward()
+            optimizer.step()
+
+
+def main(args, model, optimizer, loader):
+    amp_autocast, loss_scaler = suppress, None
+    if args.amp:
+        amp_autocast = torch.cuda.amp.autocast
+        loss_scaler = {made}
+    train(model, optimizer, loader, amp_autocast=amp_autocast, loss_scaler=loss_scaler)
+
+
+main(None, build(), make(), data())
+"""
+
+
+@pytest.mark.parametrize(("made", "found"), [("utils.NativeScaler()", []), ("None", ["fp16-without-scaler"])])
+def test_what_a_class_makes_is_never_none(tmp_path: Path, made: str, found: list[str]):
+    assert rules(tmp_path, CHOSEN_TOGETHER.format(made=made)) == found
+
+
+EPOCHS = """
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+
+class Executor:
+    def train(self, model, optimizer, loader, args, scaler):
+        use_amp = args.get("use_amp", False)
+        every = args.get("accumulate", 1)
+        for index, x in enumerate(loader):
+            with torch.cuda.amp.autocast(scaler is not None):
+                loss = model(x).mean() / every
+            if use_amp:
+                scaler.scale(loss).backward()
+            else:
+                loss.backward()
+            if index % every == 0:
+                if use_amp:
+                    {unscale}
+                    clip_grad_norm_(model.parameters(), 1.0)
+                    scaler.step(optimizer)
+                    scaler.update()
+                else:
+                    clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("unscale", "found"), [("scaler.unscale_(optimizer)", []), ("pass", ["clip-before-unscale"])])
+def test_settings_are_the_same_from_epoch_to_epoch(tmp_path: Path, unscale: str, found: list[str]):
+    assert rules(tmp_path, EPOCHS.format(unscale=unscale)) == found
+
+
+NORMS = """
+import torch
+
+
+def total_norm(parameters):
+    total = 0.0
+    for parameter in parameters:
+        {claim}
+        total += parameter.grad.detach().norm(2) ** 2
+    return total ** 0.5
+"""
+TRAIN = """
+import torch
+from case import total_norm
+
+
+def train(model, optimizer, x{more}):
+    {cast}
+    model(x).mean().backward()
+    total_norm(model.parameters())
+    optimizer.step()
+"""
+HALF, FROZEN = "model.to(torch.bfloat16)", "teacher_model.eval()\n    teacher_model.to(torch.bfloat16)"
+
+
+@pytest.mark.parametrize(
+    ("claim", "cast", "found"),
+    [
+        ("pass", HALF, ["half-gradient-norm"]),
+        ("assert parameter.grad.type() == 'torch.cuda.FloatTensor'", HALF, []),
+        ("assert parameter.grad.dtype == torch.float32", HALF, []),
+        ("assert parameter.grad.dtype == torch.bfloat16", HALF, ["half-gradient-norm"]),
+        ("pass", FROZEN, []),
+    ],
+)
+def test_gradients_of_half_are_those_of_what_trains_in_half(tmp_path: Path, claim: str, cast: str, found: list[str]):
+    train = TRAIN.format(cast=cast, more=", teacher_model" if cast is FROZEN else "")
+    assert rules(tmp_path, NORMS.format(claim=claim), train=train) == found
