@@ -147,3 +147,45 @@ def test_a_dtype_that_every_call_hands_over_decides(tmp_path: Path, call: str, l
     for named in ("scores.py", "."):
         report = check([str(tmp_path / named)], select=["mask-constant-overflow"], assume={})
         assert [each.place.line for each in report.findings if each.confidence != "possible"] == lines
+
+
+TABLE = """
+import torch
+
+
+def position_table(length, width):
+    frequencies = 1.0 / (10000 ** (torch.arange(0, width, 2).float() / width))
+    return torch.einsum("i,j->ij", torch.arange(length).float(), frequencies).sin()
+"""
+NET = """
+import torch
+from table import position_table
+
+
+class Net(torch.nn.Module):
+    def __init__(self, length, width):
+        super().__init__()
+        {init}
+
+    def forward(self, x):
+        return x + {used}
+
+
+def train(model, optimizer, x):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = model(x).mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("init", "used", "told"),
+    [
+        ("self.table = position_table(length, width)", "self.table", []),
+        ("pass", "position_table(x.shape[1], x.shape[2])", ["half-rope"]),
+    ],
+)
+def test_what_is_made_with_a_module_meets_no_autocast(tmp_path: Path, init: str, used: str, told: list[str]) -> None:
+    write(tmp_path, table=TABLE, net=NET.format(init=init, used=used))
+    assert [each.rule for each in check([str(tmp_path / "table.py")], assume={}).findings] == told

@@ -181,7 +181,7 @@ class Flow:
         source = function.source
         quiet = source.file.path != self.told or (quiet and not self.inherited and source is self.source)
         if source.file.path == self.told and source is not self.source:
-            decided = any(map(decides, (*args, *options.values())))
+            decided = scope.setup or any(map(decides, (*args, *options.values())))
             self.handed[function.node.lineno] = self.handed.get(function.node.lineno, True) and decided
         frame = Frame(self, source, {}, function.around, scope_of(function, scope), depth, quiet)
         frame.bind(function, args, options, receiver)
