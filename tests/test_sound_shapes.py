@@ -161,3 +161,35 @@ HALF, FROZEN = "model.to(torch.bfloat16)", "teacher_model.eval()\n    teacher_mo
 def test_gradients_of_half_are_those_of_what_trains_in_half(tmp_path: Path, claim: str, cast: str, found: list[str]):
     train = TRAIN.format(cast=cast, more=", teacher_model" if cast is FROZEN else "")
     assert rules(tmp_path, NORMS.format(claim=claim), train=train) == found
+
+
+BATCH_NORM = """
+import torch
+from torch import nn
+
+
+class SyncNorm(nn.Module):
+    def forward(self, x):
+        {claim}
+        mean = x.mean(0)
+        return (x - mean) / ((x * x).mean(0) - mean * mean).sqrt()
+
+
+def train(model, optimizer, x):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = model(x).mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("claim", "found"),
+    [
+        ("assert x.dtype == torch.float32, x.dtype", []),
+        ("assert x.dim() == 2", ["variance-by-difference"]),
+        ("assert x.dtype in (torch.float16, torch.bfloat16)", ["variance-by-difference"]),
+    ],
+)
+def test_what_is_claimed_to_be_fp32_is_so(tmp_path: Path, claim: str, found: list[str]):
+    assert rules(tmp_path, BATCH_NORM.format(claim=claim)) == found

@@ -73,7 +73,8 @@ def looked_at(value: Value) -> bool:
 
 
 def magnitude(value: Value) -> bool:
-    return find(value, lambda v: v.op == "abs", limit=6) is not None
+    """Whether a value is made of magnitudes; ones in their shape are made of none."""
+    return find(value, lambda v: v.op == "abs", lambda v: v.op.endswith("_like"), limit=6) is not None
 
 
 def amax_in(value: Value) -> Value | None:

@@ -83,6 +83,12 @@ def if_(frame: Frame, node: ast.If) -> None:
         frame.scope = scope  # where a branch left, the rest is guarded like the others
 
 
+def assert_(frame: Frame, node: ast.Assert) -> None:
+    """What is claimed to be fp32 is so from here on; a claim of half says which halves are meant, and not that fp32 never comes."""
+    frame.expr(node.test)
+    frame.names.update({name: value for name, value in told(frame, node.test).items() if value.dtypes <= WIDE})
+
+
 def asks_training(test: ast.expr) -> bool | None:
     """Whether a test asks if a module trains (True), or if it does not (False); None where it asks something else."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -289,7 +295,7 @@ STATEMENTS: dict[type[ast.stmt], Callable[[Any, Any], None]] = {
     ast.If: if_, ast.For: for_, ast.AsyncFor: for_, ast.While: while_, ast.With: with_,
     ast.AsyncWith: with_, ast.Try: try_, ast.Match: match_, ast.Return: return_, ast.Raise: leave,
     ast.Break: leave, ast.Continue: leave, ast.FunctionDef: def_, ast.AsyncFunctionDef: def_,
-    ast.ClassDef: class_, ast.Import: import_, ast.ImportFrom: import_from,
+    ast.Assert: assert_, ast.ClassDef: class_, ast.Import: import_, ast.ImportFrom: import_from,
 }  # fmt: skip
 if hasattr(ast, "TryStar"):
     STATEMENTS[ast.TryStar] = try_
