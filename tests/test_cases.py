@@ -520,26 +520,34 @@ def test_where_paths_are_joined_a_loss_made_outside_of_autocast_stays_one(tmp_pa
 import torch
 
 
-def train(model, losses_of, loader, optimizer, max_norm, args):
+def train(model, criterion, loader, optimizer, max_norm=0, args=None):
     try:
         denoise = args.denoise
     except AttributeError:
         denoise = False
     for x, y in loader:
-        with torch.autocast("cuda", dtype=torch.float16, enabled=args.amp):
-            parts = losses_of(model(x, denoise), y)
-            loss = sum(parts[name] * args.weights[name] for name in parts if name in args.weights)
+        with torch.cuda.amp.autocast(enabled=args.amp):
+            if denoise:
+                outputs = model(x, y)
+            else:
+                outputs = model(x)
+            losses = criterion(outputs, y)
+            weights = criterion.weights
+            loss = sum(losses[k] * weights[k] for k in losses.keys() if k in weights)
         if args.amp:
+            optimizer.zero_grad()
             loss.backward()  # here
             if max_norm > 0:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
             optimizer.step()
         else:
+            optimizer.zero_grad()
             loss.backward()
             if max_norm > 0:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
             optimizer.step()
-        optimizer.zero_grad()
+        if args.cycle:
+            optimizer.scheduler.step()
 """
     )
     report = check([program.as_posix()])
