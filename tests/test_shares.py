@@ -135,3 +135,16 @@ def test_what_a_remembered_call_gives_is_made_of_the_arguments_at_hand(tmp_path:
         "    other = mean_of(b)\n    return mean_of(a * a) - mean_of(a) ** 2, other\n"
     )
     assert found(program) == {("variance-by-difference", line_of(program))}
+
+
+def test_a_method_called_through_its_class_is_remembered_by_what_it_is_called_on(tmp_path: Path) -> None:
+    (tmp_path / "helpers.py").write_text("class Scores:\n    def masked(self, mask):\n        return self[0].half()\n")
+    program = tmp_path / "model.py"
+    program.write_text(
+        "import torch\nfrom helpers import Scores\n\n\ndef attend(q, k, mask):\n"
+        "    one, two = Scores.masked((q,), mask), Scores.masked((q, k), mask)\n"
+        "    return one, two.masked_fill(mask, -1e9)  # here\n"
+    )
+    report = check([program.as_posix()])
+    assert [(each.rule, each.place.line) for each in report.findings] == [("mask-constant-overflow", line_of(program))]
+    assert report.errors == ()

@@ -38,11 +38,11 @@ class Remembered:
     ) -> Key | None:
         """What the result of a call hangs on, as far as it is looked into; None where that cannot be compared."""
         owner = receiver.ref if receiver is not None and receiver.op == "instance" else None
-        state = (receiver.op, id(owner), owner.version if owner is not None else 0) if receiver is not None else None
         key = (
             id(function.node),
             scope,
-            state,
+            form(receiver) if receiver is not None else None,
+            owner.version if owner is not None else 0,
             tuple(form(arg) for arg in args),
             tuple((name, form(value)) for name, value in options.items()),
         )
