@@ -101,6 +101,53 @@ def penalty(loss, params):
     return sum(torch.sum(each**2) for each in grads)  # <-
 """,
     ),
+    "numbers that are summed over ranks": (
+        "half-running-sum",
+        """
+import torch.distributed as dist
+
+from kernels import dist_sum
+
+
+def total(x, group, reduce_dtype):
+    sums = torch.tensor(x).to(reduce_dtype)
+    dist.all_reduce(sums, group=group)
+    return sums
+
+
+def logged(loss, tokens, words, group):
+    both = torch.tensor([loss.item(), tokens], dtype=torch.bfloat16, device="cuda")
+    dist.all_reduce(both)  # <-
+    return both, dist_sum(words, reduce_dtype=torch.bfloat16), total(tokens, group, reduce_dtype=torch.float32)  # <-
+""",
+    ),
+    "counts and totals of losses": (
+        "half-running-sum",
+        """
+class Progress:
+    def __init__(self, device):
+        self.count = torch.zeros((), device=device, dtype=torch.bfloat16)
+
+    def update(self, tokens):
+        self.count += tokens  # <-
+
+
+@torch.no_grad()
+def perplexity(model, loader):
+    total = 0.0
+    for x, y in loader:
+        logits = model(x.half()).logits
+        total = total + F.cross_entropy(logits.view(-1, 10), y).detach()  # <-
+    return torch.exp(total / len(loader))
+""",
+    ),
+    "prefixes in fp16": (
+        "half-running-sum",
+        """
+def prefixes(x):
+    return torch.cumsum(x.half(), dim=0)  # <-
+""",
+    ),
     "norms in a table of what is logged": (
         "half-gradient-norm",
         """
@@ -388,6 +435,35 @@ def average(models, x):
         else:
             total.add_(attention)
     return total
+""",
+    "numbers over ranks in fp32, and what is no sum": """
+import torch.distributed as dist
+
+from kernels import dist_sum
+
+
+def logged(loss, tokens, words, partial):
+    both = torch.tensor([loss.item(), tokens], device="cuda")
+    dist.all_reduce(both)
+    dist.all_reduce(partial)
+    found = torch.zeros((), dtype=torch.bfloat16)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return both, dist_sum(words, reduce_dtype=torch.float32), found
+
+
+class Progress:
+    def __init__(self, device):
+        self.count = torch.zeros((), device=device)
+        self.seen = None
+
+    def update(self, tokens, hidden):
+        self.count += tokens
+        self.seen = hidden.half()
+        self.seen += 1
+
+
+def prefixes(x):
+    return torch.cumsum(x.half(), dim=0, dtype=torch.float32), torch.cumsum(x.float(), dim=0)
 """,
     "a mean over chunks in fp32": """
 def mean(x, rows):

@@ -373,6 +373,9 @@ class Frame:
         match func.op:
             case "function":
                 receiver = func.inputs[0] if func.inputs else None
+                if "reduce_dtype" in options:  # what sums over ranks in it stands in another file
+                    made = Value("constructed", tuple(args), UNKNOWN, self.at(node), func.name, options=options)
+                    self.tell(Called(made.at, (), made, self.scope))
                 return self.enter_call(func.ref, [] if starred else args, {} if starred else options, receiver, node)
             case "class":
                 return self.construct(func.ref, {} if starred else options, node)

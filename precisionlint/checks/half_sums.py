@@ -1,0 +1,281 @@
+"""Arithmetic in half: sums that stand still, over steps, over chunks and over ranks. The patterns and the grades are those of
+``half_arithmetic``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from precisionlint.checks.base import Automaton, Family, Seen
+from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, kept_in, logits, short, trains
+from precisionlint.checks.half_limits import LOSSES
+from precisionlint.recipes import HALVES
+from precisionlint.valueflow import (
+    NUMBER,
+    RANK,
+    VIEWS,
+    Called,
+    Computed,
+    Scope,
+    Shows,
+    Value,
+    find,
+    known_half,
+    may_be_half,
+    number,
+    same,
+    shown_by,
+    sources,
+)
+
+FAMILY = Family(Automaton("half-sums", None))
+
+
+@FAMILY.rule("half-running-sum", Computed, Called)
+def half_running_sum(state: None, event: Computed | Called) -> Iterator[Any]:
+    """A total that outlives the call (an attribute of the object), or one that a loop carries from batch to batch."""
+    value, scope = event.value, event.scope
+    if isinstance(event, Called):
+        yield from sum_over_ranks(value, scope)
+        return
+    yield from gram_sum(event)
+    yield from narrow_metric(event)
+    yield from narrow_prefixes(event)
+    yield from narrow_total(event)
+    yield from narrow_products(event)
+    if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test":
+        return
+    total, term = value.inputs
+    # What follows the weights is a buffer of a module, and those are seldom cast.
+    if not known_half(total.dtypes) or not known_half(value.dtypes) or term.dtypes <= frozenset({"number"}):
+        return
+    kept = value.name == "in-place state"
+    if not kept and (scope.kind == "module" or not carried(value, total) or not apart(term, scope)):
+        return
+    reduced = find(term, lambda v: v.op in REDUCED, lambda v: v.op in ("layer", "linear"), 16)
+    counted = kept and any(source.op in COUNTS for source in sources(total, VIEWS | {"cast"}))
+    if (reduced is None and not counted) or find(total, lambda v: v.op == "gradient", limit=8):
+        return
+    yield hit(
+        "half-running-sum",
+        value,
+        "certain" if reduced is not None else "possible",
+        f"a sum over many steps is kept in {short(total.dtypes)}: in bf16 it stands still once it is 256 times "
+        "its terms (fp16: 2048); keep it in fp32",
+        (),
+        (Seen(reduced.at, "what is added"),) if reduced is not None else (),
+    )
+
+
+COUNTS = frozenset({"zeros", "tensor", "as_tensor", "scalar_tensor", "full"})
+"""What makes a tensor of numbers that the program writes down or counts."""
+
+
+REDUCES = re.compile(r"(?:^|\.)(?:dist_|all_?)?(?:reduce|sum|mean)(?:_\w+)?$")
+OTHERWISE = re.compile(r"MAX|MIN|PRODUCT|AND|OR$")
+"""Reductions that add nothing up."""
+
+
+def sum_over_ranks(value: Value, scope: Scope) -> Iterator[Any]:
+    """``dist.all_reduce(torch.tensor([tokens], dtype=torch.bfloat16))``: a count, or what a metric sums up, over all ranks; and
+    ``dist_sum(tokens, reduce_dtype=torch.bfloat16)``."""
+    if scope.kind == "test" or not value.inputs:
+        return
+    asked = value.options.get("reduce_dtype")
+    summed, how = value.inputs[0], value.option("op", 1)
+    made: Value | None
+    if asked is not None and REDUCES.search(value.name) and HALVES.get(asked.name.rpartition(".")[2]):
+        name, made = HALVES[asked.name.rpartition(".")[2]], summed
+    elif value.name == "torch.distributed.all_reduce" and known_half(summed.dtypes):
+        counted = (source for source in sources(summed, VIEWS | {"cast"}) if source.op in COUNTS)
+        name, made = short(summed.dtypes), next(counted, None)
+        if made is None or (how is not None and OTHERWISE.search(how.name)):
+            return
+    else:
+        return
+    yield hit(
+        "half-running-sum",
+        value,
+        "possible",
+        f"numbers are summed over ranks in {name}: in bf16 those above 256 lose their last digits (fp16: 2048), and each addition rounds; "
+        "reduce them in fp32",
+        (),
+        (Seen(made.at, "what is summed"),) if made.at is not None else (),
+    )
+
+
+def gram_sum(event: Computed) -> Iterator[Any]:
+    """``covariance.add_(x.mT @ x)``: products of a tensor with itself, added up over batches."""
+    value, scope = event.value, event.scope
+    if value.op not in ("add", "lerp") or len(value.inputs) < 2 or scope.kind == "test":
+        return
+    if value.op == "add" and not value.name.startswith("in-place"):
+        return
+    total, term = value.inputs[:2]
+    if value.name != "in-place state" and not all(source.op in KEPT for source in sources(total)):
+        return
+    for gram in sources(term, VIEWS | {"div"}):
+        if gram.op != "matmul" or len(gram.inputs) < 2 or not same(gram.inputs[0], gram.inputs[1]):
+            continue
+        how, factor = grade(gram.dtypes, scope), next(sources(gram.inputs[0]))
+        if how is None or (how != "certain" and factor.op == "cast"):  # a dtype that somebody chose
+            continue
+        yield hit(
+            "half-running-sum",
+            gram,
+            "likely" if how == "certain" else "possible",
+            f"the product of a tensor with itself is stored in {kept_in(how, gram.dtypes)} and added up: 8 bits of bf16 do not hold the small "
+            "eigenvalues of a covariance, and fp16 overflows; cast the tensor to float first",
+            (Shows("half"),),
+            (Seen(value.at, "added up"),),
+            severity="warning",
+        )
+        return
+
+
+def narrow_metric(event: Computed) -> Iterator[Any]:
+    """``self.total += probabilities.log().sum()``: a metric whose terms are made of exponentials or logs of logits in the logits' dtype; and
+    ``total += loss.detach()`` from 0 on, where the total takes the dtype of the losses."""
+    value, scope = event.value, event.scope
+    if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test" or scope.enabled is False:
+        return
+    total, term = value.inputs
+    kept = value.name.startswith("in-place") and (value.name == "in-place state" or carried(value, total))
+    if not kept or known_half(value.dtypes) or not may_be_half(term.dtypes - NUMBER) or not apart(term, scope):
+        return
+    made = find(term, lambda v: v.op in LOGARITHMIC, lambda v: v.op in ("layer", "linear"), 24)
+    reduced = find(term, lambda v: v.op in REDUCED, lambda v: v.op in ("layer", "linear"), 16)
+    if made is None or reduced is None or not made.inputs or not logits_within(made):
+        return
+    yield hit(
+        "half-running-sum",
+        made,
+        "possible",
+        f"what a metric adds up is computed in {kept_in('likely', made.dtypes)}: exponentials and logs in bf16 are off in the third digit, and so "
+        "is the metric; cast the logits to float first",
+        (Shows("half"),),
+        (Seen(reduced.at, "what is added"), Seen(value.at, "added up")),
+    )
+
+
+def narrow_prefixes(event: Computed) -> Iterator[Any]:
+    """``values.cumsum(-2)`` of what layers give: every prefix is stored in their dtype. ``log_probabilities.sum(-1)``: that of all classes
+    is far below what fp16 holds."""
+    value, scope = event.value, event.scope
+    if value.op not in ("cumsum", "sum") or not value.inputs or "dtype" in value.options or not trains(scope):
+        return
+    if scope.enabled is False or not may_be_half(value.dtypes):
+        return
+    if value.op == "cumsum":
+        made = next((s for s in sources(value.inputs[0]) if s.op in ("layer", "linear", "matmul")), None)
+        if made is None and known_half(value.dtypes):
+            made = value.inputs[0]
+        what = "sums over all positions so far are kept in {}: in bf16 a long one stands still, and fp16 is inf above 65504"
+    else:
+        along = number(value.option("dim", 1))
+        made = next((s for s in sources(value.inputs[0], VIEWS | {"neg"}) if s.op == "log_softmax"), None)
+        made = made if along == -1 else None
+        what = "the log-probabilities of all classes are summed in {}: of 50000 that is above 65504, which is inf in fp16, and off by 1000 in bf16"
+    if made is not None:
+        yield hit(
+            "half-running-sum",
+            value,
+            "possible",
+            f"{what.format(short(value.dtypes) if known_half(value.dtypes) else kept_in('possible', value.dtypes))}; give it dtype=torch.float32",
+            (TRAINING, shown_by(value.dtypes)),
+            (Seen(made.at, "what is added up"),),
+        )
+
+
+def narrow_total(event: Computed) -> Iterator[Any]:
+    """``total += loss.detach()`` from 0 on: the total takes the dtype of the losses."""
+    value, scope = event.value, event.scope
+    if value.op != "add" or len(value.inputs) != 2:
+        return
+    total, term = value.inputs
+    if value.name not in ("in-place", "in-place state") and not ("number" in total.dtypes and carried(value, total)):
+        return
+    if scope.kind == "test" or not (total.dtypes <= STARTED or may_be_half(total.dtypes - NUMBER)):
+        return
+    apart = ("detach", "clone", "data") if "number" in total.dtypes else ("detach", "clone")
+    kept = find(term, lambda v: v.name in apart, lambda v: v.op != "view", 6)
+    if (
+        kept is None
+        or not ("?" in term.dtypes or may_be_half(term.dtypes))
+        or any(atom in RANK for atom in term.dtypes)
+    ):
+        return
+    if find(term, lambda v: v.op in ("gradient", "weight", "parameter", "buffer"), lambda v: v.op in LOSSES, 16):
+        return  # an average of weights, a sum of gradients
+    yield hit(
+        "half-running-sum",
+        value,
+        "possible",
+        f"a total that began as a number takes the dtype of what is added, {kept_in('possible', term.dtypes)}: in bf16 it stands still once it "
+        "is 256 times its terms; add .float() of them",
+        (TRAINING, Shows("half")),
+        (Seen(term.at, "what is added"),) if term.at is not None else (),
+    )
+
+
+def narrow_products(event: Computed) -> Iterator[Any]:
+    """``total = torch.zeros_like(weight)`` and in a loop ``total += a.T @ b``: the gradient of a weight, chunk by chunk; and
+    ``total = torch.zeros(n, dtype=x.dtype)`` with ``total += chunk.sum(0)``."""
+    value, scope = event.value, event.scope
+    if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test" or not carried(value, value.inputs[0]):
+        return
+    total, term = value.inputs
+    made = next((s for s in sources(total) if s.op in ("zeros_like", "new_zeros", "zeros")), None)
+    product = next((s for s in sources(term) if s.op in ("matmul", "sum")), None)
+    if made is None or product is None or not may_be_half(made.dtypes):
+        return
+    chosen = made.options.get("dtype")
+    if chosen is not None and chosen.op != "dtype_of":
+        return
+    yield hit(
+        "half-running-sum",
+        made,
+        "possible",
+        f"{'products' if product.op == 'matmul' else 'sums'} are added up in {kept_in('possible', made.dtypes)}: each addition rounds, in bf16 "
+        "to 8 bits; make the total with "
+        "dtype=torch.float32, and cast it once",
+        (Shows("half"),),
+        (Seen(product.at, "what is added"), Seen(value.at, "added up")),
+    )
+
+
+STARTED = NUMBER | {"?"}
+"""The dtypes of a total that a number began."""
+
+
+LOGARITHMIC = frozenset({"log", "exp", "log_softmax", "logsumexp"})
+
+
+def logits_within(made: Value) -> bool:
+    """Whether logits are what an op was made of."""
+    return find(made, logits, lambda v: v.op in ("layer", "linear"), 32) is not None
+
+
+KEPT = frozenset({"input", "unknown", "buffer", "parameter"})
+"""What was there before: an argument, a state."""
+
+REDUCED = frozenset(
+    {"sum", "matmul", "mean", "running_sum", "cross_entropy", "nll_loss", "loss", "bce", "bce_with_logits"}
+)
+"""What makes a few numbers of many: a loss, a count, a mean."""
+
+
+def carried(value: Value, total: Value) -> bool:
+    """Whether a sum is one that the round before left: its total may be the result of this very addition."""
+    return any(source.op == "add" and source.at == value.at for source in sources(total))
+
+
+def apart(term: Value, scope: Scope) -> bool:
+    """Whether no gradient is taken of a term: it is a metric, not a part of the loss."""
+    if not scope.grad:
+        return True
+    return (
+        find(term, lambda v: v.op == "test" or v.name in ("detach", "data"), lambda v: v.op in ("layer", "linear"), 16)
+        is not None
+    )
