@@ -12,7 +12,7 @@ STEPS = """
 import torch
 
 
-def step(model, optimizer, scaler, loss):
+def step(model, optimizer, scaler, loss, log=False):
     scaler.scale(loss).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
@@ -96,6 +96,7 @@ def test_an_assumption_that_a_caller_takes_over_holds_in_what_it_calls(tmp_path:
     [
         "step(model, optimizer, args.scaler, model(x).mean())",  # nothing is known of it
         "pass",  # it only imports it
+        "step(model, optimizer, args.parts[2], model(x).mean(), True)",  # a switch, but of a scaler that nobody knows
     ],
 )
 def test_a_caller_that_decides_nothing_rules_nothing_out(tmp_path: Path, call: str) -> None:
@@ -116,7 +117,7 @@ def masked(scores, mask, dtype=torch.float16):
     return scores.to(dtype).masked_fill(mask, -1e9)
 
 
-def plain(scores, mask):
+def plain(scores, mask, log=False):
     return scores.masked_fill(mask, -1e9)
 """
 ATTEND = """
@@ -139,6 +140,10 @@ def attend(model, x, mask):
         ("masked(x, mask, dtype=torch.float16) + plain(x, mask)", [6, 10]),
         ("masked(x, mask) + plain(x, mask)", [6, 10]),
         ("masked(x, mask) + plain(x.float(), mask)", [6]),
+        (
+            "masked(model(x), mask, dtype=torch.float32) + plain(model(x), mask, True)",
+            [10],
+        ),  # what a model gives, nobody knows
         ("masked(x, mask) + masked(x, mask, dtype=torch.float32)", [6, 10]),  # one call of two, and none of the other
     ],
 )

@@ -307,8 +307,9 @@ def enter_function(
     scope: dict[p.Slot, Value] = {}
     bind_params(it, func, args, state, scope)
     if module is not it.entry:
-        given = [value for name, value in scope.items() if value is not func.receiver]
-        decided = any(decides(state, value) for value in given)
+        given = {str(name): value for name, value in scope.items() if value is not func.receiver}
+        unread = any("scaler" in name.lower() and isinstance(value, Sym) for name, value in given.items())
+        decided = not unread and any(decides(state, value) for value in given.values())
         it.handed[module, function] = it.handed.get((module, function), True) and decided
     state.stack = (*state.stack, (caller_module, site))
     state.frame = frame

@@ -232,10 +232,9 @@ class Flow:
 
 
 def decides(argument: Value) -> bool:
-    """Whether an argument decides what a function's values are: a switch, a dtype or the name of one, a tensor whose dtype is known."""
-    if argument.op == "constant":
-        return argument.constant is None or isinstance(argument.constant, (bool, str))
-    return argument.op == "external" or argument.dtypes <= HALF | WIDE
+    """Whether an argument decides what a function's values are: a wide dtype, or a tensor whose dtype is known."""
+    wide = argument.op == "external" and argument.name.removeprefix("torch.") in WIDE
+    return wide or (argument.op != "constant" and argument.dtypes <= HALF | WIDE)
 
 
 def scope_of(function: Function, caller: Scope) -> Scope:
