@@ -185,11 +185,6 @@ class Frame:
             if handler is not None:
                 handler(self, statement)
 
-    def is_state(self, target: ast.expr) -> bool:
-        """Whether something outlives the call: an attribute of the object at hand, or an entry of one."""
-        inner = target.value if isinstance(target, ast.Subscript) else target
-        return isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self"
-
     def entries(self, node: ast.expr) -> tuple[Class, str] | None:
         """The table ``self.name`` whose entries a subscript means, as (its class, the name that they are kept under)."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":

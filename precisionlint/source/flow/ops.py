@@ -53,6 +53,7 @@ PROMOTING = {
     "div_": "div", "divide": "div", "true_divide": "div", "pow": "pow", "pow_": "pow", "maximum": "maximum", "minimum": "minimum",
     "fmax": "maximum", "fmin": "minimum", "matmul": "matmul", "mm": "matmul", "bmm": "matmul", "mv": "mv", "addmm": "matmul",
     "baddbmm": "matmul", "dot": "dot", "einsum": "matmul", "outer": "outer", "ger": "outer", "linear": "linear", "atan2": "atan2",
+    "addmm_": "matmul", "addbmm_": "matmul", "baddbmm_": "matmul", "addmv_": "matmul", "addr_": "matmul",
     "remainder": "remainder", "fmod": "remainder", "where": "where", "addr": "outer", "tensordot": "matmul", "kl_div": "loss", "mse_loss": "loss",
     "l1_loss": "loss", "smooth_l1_loss": "loss", "cov": "matmul", "logaddexp": "logaddexp", "hypot": "hypot",
 }  # fmt: skip

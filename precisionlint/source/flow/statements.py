@@ -13,7 +13,15 @@ from precisionlint.source.flow import contexts, definitions
 from precisionlint.source.flow.heap import NOTHING, Class, Environment, Function
 from precisionlint.source.flow.joins import appended, element, join
 from precisionlint.source.flow.torch_calls import dtypes_named
-from precisionlint.source.flow.words import BINARY, NO_TENSOR, ast_name, catches, is_decided, is_property_setter
+from precisionlint.source.flow.words import (
+    BINARY,
+    NO_TENSOR,
+    ast_name,
+    catches,
+    is_decided,
+    is_property_setter,
+    outlives,
+)
 from precisionlint.valueflow import HALF, UNKNOWN, WIDE, Dtypes, Returned, Value, constant, may_be_half
 
 if TYPE_CHECKING:
@@ -219,7 +227,7 @@ def ann_assign(frame: Frame, node: ast.AnnAssign) -> None:
 def aug_assign(frame: Frame, node: ast.AugAssign) -> None:
     old = frame.expr(node.target)
     value = frame.binary(
-        BINARY[type(node.op)], old, frame.expr(node.value), node, in_place=True, state=frame.is_state(node.target)
+        BINARY[type(node.op)], old, frame.expr(node.value), node, in_place=True, state=outlives(frame, node.target)
     )
     frame.assign(node.target, value)
 

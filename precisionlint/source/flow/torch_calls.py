@@ -12,7 +12,7 @@ from precisionlint.source.flow import ops
 from precisionlint.source.flow.devices import also_place, placed
 from precisionlint.source.flow.heap import NOTHING
 from precisionlint.source.flow.joins import element
-from precisionlint.source.flow.words import ast_name, wants_wide_gradients
+from precisionlint.source.flow.words import ast_name, outlives, wants_wide_gradients
 from precisionlint.valueflow import (
     BOOL,
     HALF,
@@ -357,8 +357,11 @@ def promoting(frame: Frame, name: str, inputs: list[Value], options: dict[str, V
     told = name
     if name.endswith("_"):
         func = node.func
-        state = isinstance(func, ast.Attribute) and frame.is_state(func.value)
+        state = isinstance(func, ast.Attribute) and outlives(frame, func.value)
         told = "in-place state" if state else "in-place"
+        if family == "matmul" and len(kept) > 2:  # ``total.addmm_(x.mT, x)`` adds a product
+            product = frame.made(family, kept[1:3], dtypes, node, name)  # all of one dtype, or torch raises
+            return frame.made("add", (kept[0], product), dtypes, node, told, options)
     return frame.made(
         family,
         kept,

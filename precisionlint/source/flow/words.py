@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from precisionlint.valueflow import BOOL, INT64, NUMBER, UNKNOWN, Dtypes, Value
+
+if TYPE_CHECKING:
+    from precisionlint.source.flow.evaluate import Frame
 
 BINARY: dict[type[ast.operator], str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "remainder", ast.Pow: "pow",
@@ -168,3 +171,11 @@ def catches(handler: ast.expr | None) -> bool:
     if isinstance(handler, ast.Tuple):
         return any(catches(one) for one in handler.elts)
     return handler is None or ast_name(handler) in CAUGHT
+
+
+def outlives(frame: Frame, target: ast.expr) -> bool:
+    """Whether what stands there outlives the call: an attribute of the object at hand, an entry of one, or one of a table around the function."""
+    inner = target.value if isinstance(target, ast.Subscript) else target
+    if isinstance(inner, ast.Name) and inner is not target:
+        return inner.id not in frame.names and frame.depth == 0 and not frame.top
+    return isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self"
