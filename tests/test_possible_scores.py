@@ -527,6 +527,26 @@ def test_a_possible_fault_stands_where_it_is_made(tmp_path: Path, name: str) -> 
     assert [line for line, each in shown if each == rule] == marked
 
 
+STEPPED = """
+from lightning import LightningModule
+
+
+class Tagger(LightningModule):
+    def training_step(self, batch, number):
+        scores = batch["q"] @ batch["k"].transpose(-1, -2)
+        scores = scores.masked_fill(batch["mask"] == 0, -1e9)
+        return scores.softmax(-1)[..., 0].mean()
+"""
+
+
+def test_a_module_whose_trainer_is_not_there_may_be_trained_in_half(tmp_path: Path) -> None:
+    assert found(tmp_path, STEPPED)[1] == [(12, "mask-constant-overflow")]
+    (tmp_path / "run.py").write_text(
+        "from lightning import Trainer\nfrom library import Tagger\n\nTrainer().fit(Tagger())\n"
+    )
+    assert found(tmp_path, STEPPED)[1] == []
+
+
 @pytest.mark.parametrize("name", SOUND)
 def test_nothing_is_said_of_the_sound_relatives(tmp_path: Path, name: str) -> None:
     assert found(tmp_path, SOUND[name])[1] == []

@@ -32,6 +32,9 @@ TRAINS = re.compile(
     rb"|\btrain(?:ing)?_step\(|\btrainer\.train\("
 )
 """What only a program that trains holds; optimizers and schedules are made and wrapped by libraries too."""
+STEPPED = re.compile(rb"\bLightningModule\b|\bdef training_step\(")
+RUNS = re.compile(rb"\.backward\(|\bTrainer\(|LightningCLI\(|\.fit\(")
+"""What a trainer steps, and what makes one."""
 PATTERNS = {
     "training": TRAINS,
     "fp16": re.compile(
@@ -267,7 +270,8 @@ class Evidence:
         return MODULE.search(self.text(path)) is not None or path.name == "__init__.py"
 
     def is_cut_off(self, path: Path) -> bool:
-        """Whether a file imports others of its own package that are not there: what its program shows, nobody can tell."""
+        """Whether a file imports others of its own package that are not there, or is stepped by a trainer that none of them makes: what its
+        program shows, nobody can tell."""
         if path not in self._cut_off:
             below = path.parent.relative_to(self.project.root) if path.is_relative_to(self.project.root) else Path()
             packages = set(below.parts)
@@ -279,7 +283,14 @@ class Evidence:
                 if own and module and self.project.resolve(name, len(module) - len(name), path) is None:
                     self._cut_off[path] = True
                     break
+            else:
+                self._cut_off[path] = bool(STEPPED.search(self.project.read(path) or b"")) and not self.runs
         return self._cut_off[path]
+
+    @cached_property
+    def runs(self) -> bool:
+        """Whether a file of the project takes the steps itself, or makes a trainer that does."""
+        return any(RUNS.search(self.project.read(path) or b"") for path in self.files)
 
     @cached_property
     def trains(self) -> bool:
