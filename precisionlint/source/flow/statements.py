@@ -17,7 +17,7 @@ from precisionlint.source.flow.words import (
     BINARY,
     NO_TENSOR,
     ast_name,
-    catches,
+    attempts,
     is_decided,
     is_property_setter,
     outlives,
@@ -185,7 +185,7 @@ def with_(frame: Frame, node: ast.With | ast.AsyncWith) -> None:
 
 def try_(frame: Frame, node: Any) -> None:
     scope = frame.scope
-    if any(catches(handler.type) for handler in node.handlers) and not scope.guarded:
+    if attempts(node) and not scope.guarded:
         frame.scope = structs.replace(scope, guarded="try")
     branches(frame, node.body + node.orelse, *[handler.body for handler in node.handlers])
     frame.scope = scope

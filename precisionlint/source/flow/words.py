@@ -50,6 +50,7 @@ CRITERION = re.compile(
     r"criterion|^(?:self_)?loss(?:_?(?:fn|func|fct|function))?$|_loss_(?:fn|func|fct|function)$", re.I
 )
 """What a loss is called that is handed in or built elsewhere: only its name says that it is one."""
+LACKING = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "TypeError"})
 CAUGHT = frozenset(
     {
         "ImportError",
@@ -179,3 +180,24 @@ def outlives(frame: Frame, target: ast.expr) -> bool:
     if isinstance(inner, ast.Name) and inner is not target:
         return inner.id not in frame.names and frame.depth == 0 and not frame.top
     return isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self"
+
+
+def attempts(node: Any) -> bool:
+    """Whether a ``try`` is an attempt at what a torch may not have. One that goes on after errors of all kinds around a loop or a region, and
+    has no other way to run them, is none."""
+    if not any(catches(handler.type) for handler in node.handlers):
+        return False
+    missing = any(lacks(handler.type) for handler in node.handlers)
+    return missing or not runs(node.body) or any(runs(handler.body) for handler in node.handlers)
+
+
+def lacks(handler: ast.expr | None) -> bool:
+    """Whether a handler is written for a name or a parameter that is not there."""
+    if isinstance(handler, ast.Tuple):
+        return any(lacks(one) for one in handler.elts)
+    return handler is not None and ast_name(handler) in LACKING
+
+
+def runs(body: list[ast.stmt]) -> bool:
+    """Whether statements hold a loop or a region."""
+    return any(isinstance(inner, ast.For | ast.While | ast.With) for statement in body for inner in ast.walk(statement))
