@@ -541,10 +541,7 @@ class Frame:
         return Value("many", (value,), value.dtypes, self.at(node))
 
     def lambda_(self, node: ast.Lambda) -> Value:
-        function = Function(node, self.source, self.inside)
-        if self.function is None and self.source is self.flow.source:  # of a table, which others call
-            self.flow.functions.append(function)
-        return Value("function", name="<lambda>", ref=function)
+        return self.flow.defined(Function(node, self.source, self.inside), self.quiet)
 
     def named(self, node: ast.NamedExpr) -> Value:
         value = self.expr(node.value)

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Event
 from precisionlint.source.flow.evaluate import Frame
@@ -134,6 +134,12 @@ class Flow:
         """A function from its parameters, whose dtypes nobody knows."""
         self.call(function, [], {}, Scope(), 0, receiver=instance(function.owner) if function.owner else None)
         self.end(function.node)
+
+    def defined(self, function: Function, quiet: bool, at: Any = None) -> Value:
+        """A function that another one defines, as a value."""
+        if function.source is self.source and not quiet:
+            self.nested.append(function)
+        return Value("function", at=at, name=function.name, ref=function)
 
     def end(self, node: ast.AST | None) -> None:
         """Ends what ran from the top, then reads the functions that it defined and that nothing here calls: others run them."""

@@ -252,12 +252,10 @@ def def_(frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         if frame.depth == 0 and frame.top:
             frame.expr(decorator)
     function = Function(node, frame.source, frame.inside)
-    frame.names[node.name] = Value("function", at=frame.at(node), name=node.name, ref=function)
+    frame.names[node.name] = frame.flow.defined(function, frame.quiet or frame.top, frame.at(node))
     if frame.source is frame.flow.source and frame.top:
         definitions.op(frame, node)
         frame.flow.functions.append(function)
-    elif not (frame.top or frame.quiet):
-        frame.flow.nested.append(function)
 
 
 def class_(frame: Frame, node: ast.ClassDef) -> None:

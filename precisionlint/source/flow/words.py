@@ -188,7 +188,7 @@ def attempts(node: Any) -> bool:
     if not any(catches(handler.type) for handler in node.handlers):
         return False
     missing = any(lacks(handler.type) for handler in node.handlers)
-    return missing or not runs(node.body) or any(runs(handler.body) for handler in node.handlers)
+    return missing or not runs(node.body) or any("autocast" in ast.unparse(handler) for handler in node.handlers)
 
 
 def lacks(handler: ast.expr | None) -> bool:
