@@ -65,6 +65,9 @@ def call(it: Interpreter, instr: p.Call, state: State) -> list[tuple[State, Valu
         callee = attribute(it, state, receiver, func.name)
         if isinstance(callee, Method) or (isinstance(callee, Sym) and callee.key[0] == "attr"):
             return effects.call_method(it, state, instr, receiver, func.name, args)
+        if isinstance(callee, Func) and effects.updates(it, state, receiver, callee):
+            outcome = call_value(it, instr, state, callee, args)
+            return [end for after, value in outcome for end in effects.stepped(it, after, instr, receiver, value)]
     elif isinstance(func, p.Index):
         kernel = evaluate(it, state, func.obj)
         if isinstance(kernel, Func):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from precisionlint.events import Named, Owns, Step, ZeroGrad
@@ -30,6 +31,10 @@ from precisionlint.source.values import NONE, Class, Const, External, Func, Obj,
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
     from precisionlint.source.records import Args
+
+
+HANDED_ON = re.compile(r"\.step\(|scale|scaler|\bscaling", re.I)
+"""What the step of an optimizer holds that wraps another, or undoes the loss scale by itself."""
 
 
 def make_optimizer(it: Interpreter, state: State, instr: p.Call, cls: str, args: Args, obj: Obj) -> Outcome:
@@ -101,11 +106,25 @@ def optimizer_method(it: Interpreter, state: State, instr: p.Call, optimizer: Va
     closure = argument(args, 0, "closure")
     if isinstance(closure, Func):
         states = [after for after, _ in it.call_function(closure, (), instr, state)]
+    return [outcome for before in states for outcome in stepped(it, before, instr, optimizer, NONE)]
+
+
+def stepped(it: Interpreter, state: State, instr: p.Call, optimizer: Value, value: Value) -> Outcome:
+    """An optimizer has updated its weights, and gives this."""
     outcome: Outcome = []
-    for before in states:
-        for after, engine in stepping(it, before, optimizer):
-            guarded = any(FINITE.search(label) for label in when(after))
-            where, loop = it.where(after, instr.at), it.innermost_loop(after)
-            it.emit(after, Step(where, when(after), me, None, guarded, loop, engine))
-            outcome.append((after, NONE))
+    for after, engine in stepping(it, state, optimizer):
+        guarded = any(FINITE.search(label) for label in when(after))
+        where, loop = it.where(after, instr.at), it.innermost_loop(after)
+        me = named(optimizer, receiver_text(instr))
+        it.emit(after, Step(where, when(after), me, None, guarded, loop, engine))
+        outcome.append((after, value))
     return outcome
+
+
+def updates(it: Interpreter, state: State, receiver: Value, method: Func) -> bool:
+    """Whether a method is the step of an optimizer of the project's own that changes the weights itself: it hands the step to no other
+    optimizer, and knows of no scale."""
+    if method.function.name != "step" or not isinstance(receiver, Obj) or it.kind(state, receiver) != "optimizer":
+        return False
+    source = method.module.source_of(method.function)
+    return ".grad" in source and not HANDED_ON.search(source)
