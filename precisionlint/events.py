@@ -141,6 +141,13 @@ class Copied(Event, frozen=True, eq=False):
     copy: Weights
 
 
+class Wrapped(Event, frozen=True, eq=False):
+    """What something unread made of a model is asked for parameters: a wrapper around it, as a rule, with the weights that it has."""
+
+    weights: Weights
+    wrapper: Weights
+
+
 class Written(Event, frozen=True, eq=False):
     """Weights (None: tensors that belong to no model) are written by something other than an optimizer: ``"average"`` blends other ones
     into them, ``"copy"`` replaces them, ``"maybe"``: by something unread that was given them. ``dtype`` and ``decay`` where they are

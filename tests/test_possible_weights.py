@@ -64,3 +64,40 @@ def test_a_half_load_whose_arguments_come_from_outside_is_possible(tmp_path: Pat
 )
 def test_what_is_fp32_frozen_or_adapted_is_not_told(tmp_path: Path, between: str, dtype: str) -> None:
     assert said(tmp_path, SCRIPT.format(trainer="transformers.Trainer", between=between, dtype=dtype)) == []
+
+
+WRAPPED = """
+import torch
+from transformers import AutoModelForCausalLM
+
+from house.parallel import inject_lora, prepare, split_weights
+
+
+def main(options, loader):
+    model = AutoModelForCausalLM.from_pretrained(options.base){half}
+    {before}
+    {wraps}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    for batch in loader:
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("half", "before", "wraps", "told"),
+    [
+        (".to(torch.bfloat16)", "", "model = prepare(model, options)", True),
+        (".half().cuda()", "", "model, plan = split_weights(model, options)", True),
+        (".cuda()", "", "model = prepare(model, options)", False),
+        (".half()", "model = model.float()", "model = prepare(model, options)", False),
+        (".half()", "model.requires_grad_(False)", "model = prepare(model, options)", False),
+        (".half()", "", "model = inject_lora(model, rank=8)", False),
+    ],
+)
+def test_half_weights_in_what_something_unread_made_of_a_model_are_possible(
+    tmp_path: Path, half: str, before: str, wraps: str, told: bool
+) -> None:
+    found = said(tmp_path, WRAPPED.format(half=half, before=before, wraps=wraps))
+    assert found == ([("bf16-only-weights", "possible", 9)] if told else [])

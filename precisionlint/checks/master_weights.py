@@ -25,6 +25,7 @@ from precisionlint.events import (
     Trains,
     Weights,
     WeightsTake,
+    Wrapped,
     Written,
     ZeroGrad,
     covers,
@@ -89,13 +90,16 @@ class Masters(Record, frozen=True, eq=False):
 
 
 class Storage(Record, frozen=True, eq=False):
-    """Where weights live. ``copies``: models that are copies of others; ``default``: the half dtype that new tensors take, while they
+    """Where weights live. ``wrapped``: half weights inside what something unread made of a model.
+
+    ``copies``: models that are copies of others; ``default``: the half dtype that new tensors take, while they
     do. ``stand``: the backward whose gradients nothing has set to zero since, of a program that has half weights; ``turned``: the loop
     around it has come round with them."""
 
     aside: ClassVar[tuple[str, ...]] = ("default_set",)
 
     took: frozenset[Took] = frozenset()
+    wrapped: frozenset[Took] = frozenset()
     copies: Weights = frozenset()
     frozen: Weights = frozenset()
     owned: frozenset[Owned] = frozenset()
@@ -117,6 +121,9 @@ def advance(storage: Storage, event: Event) -> Storage:
             took = frozenset(replace(t, weights=moved(t.weights, event)) for t in storage.took)
             own = frozenset(replace(o, weights=moved(o.weights, event)) for o in storage.owned)
             return replace(storage, took=took, owned=own, frozen=moved(storage.frozen, event))
+        case Wrapped() if not overlap(storage.frozen, event.weights):
+            inner = {replace(t, weights=event.wrapper) for t in storage.took if overlap(t.weights, event.weights)}
+            return replace(storage, wrapped=storage.wrapped | inner)
         case Copied():
             copies = {replace(took, weights=event.copy) for took in storage.took if covers(took.weights, event.weights)}
             frozen = event.copy if overlap(storage.frozen, event.weights) else frozenset()
@@ -215,6 +222,11 @@ def bf16_only_weights(storage: Storage, event: Step | Driven | Trains | Recipe |
         if own.optimizer != event.optimizer or own.lr == 0:  # at a rate of 0 nothing is updated that could be lost
             continue
         sure = halves(storage, own.weights)
+        loose = [took for took in storage.wrapped if took.weights == own.weights and not took.by and not took.sharded]
+        for took in loose if not sure else ():
+            seen = (took.seen, own.seen, Seen(event.at, stepped(event), event.when))
+            hit = lost_updates(took, own.weights, own.cls.rpartition(".")[2], own.lr, seen)
+            yield replace(hit, confidence="possible")
         for took in (*sure, *inside(storage, own.weights)):
             if not took.by and not took.sharded:
                 known = isinstance(event, Step)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from precisionlint.events import AdapterAdded, Cast, Known, Op, Region, Setting, Sharded, WeightsTake, ZeroGrad
+from precisionlint.events import AdapterAdded, Cast, Known, Op, Region, Setting, Sharded, WeightsTake, Wrapped, ZeroGrad
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import (
     CASTS,
@@ -265,6 +266,19 @@ def has_batchnorm(it: Interpreter, state: State, model: Value, depth: int = 0) -
     return any(has_batchnorm(it, state, part, depth + 1) for part in state.heap.get(model, {}).values())
 
 
+OTHER_WEIGHTS = re.compile(
+    r"lora|peft|adapt|ema|averag|head|critic|teacher|discrim|float|fp32|32|master|upcast|cast|quant|zero|engine|freeze|copy",
+    re.I,
+)
+"""What a function is called that gives a model other weights, or keeps masters of them."""
+
+
+def wraps(value: Sym) -> bool:
+    """Whether what something unread made of a model is likely to have its weights, by the name of what was called."""
+    call = next((part for part in value.key if isinstance(part, ast.Call)), None)
+    return call is not None and not OTHER_WEIGHTS.search(ast.unparse(call.func))
+
+
 def parameters(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
     if not isinstance(receiver, (Sym, Obj)):
         return call_unknown(it, state, instr, Method(receiver, name), args)
@@ -273,6 +287,11 @@ def parameters(it: Interpreter, state: State, instr: p.Call, receiver: Value, na
         where, how = it.cast_at[receiver]
         dtype = receiver.key[2] if isinstance(receiver, Sym) else None
         it.emit(state, WeightsTake(where, when(state), frozenset({weight_path(it, receiver)}), dtype, how))
+    made = receiver.key[1] if isinstance(receiver, Sym) and receiver.key[0] == "item" else receiver
+    if isinstance(made, Sym) and made.loose and wraps(made):
+        inner = frozenset(weight_path(it, model) for model in made.of if is_model(it, state, model))
+        mine = frozenset({weight_path(it, receiver)})
+        it.emit(state, Wrapped(it.where(state, instr.at), when(state), inner, mine))
     return one(state, Tensors(kind, model_weights(it, receiver), name not in ("parameters", "named_parameters")))
 
 
