@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -44,6 +45,7 @@ from precisionlint.source.values import (
 
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
+    from precisionlint.source.project import ProjectModule
     from precisionlint.source.records import Args
 
 
@@ -87,9 +89,43 @@ def scale_grads(it: Interpreter, state: State, at: Any, grads: Tensors, flow: Fl
     """Gradients times something: that is unscaling by hand where the something is 1/scale."""
     factor = flow.factor if flow.factor else "other"
     scaler = flow.scaled if isinstance(flow.scaled, Named) else None
-    it.emit(
-        state,
-        Grads(it.where(state, at), when(state), grads.weights, "mul", api, factor, scaler, None, grads.part),
+    part = grads.part and not is_alone(it, state, at)
+    it.emit(state, Grads(it.where(state, at), when(state), grads.weights, "mul", api, factor, scaler, None, part))
+
+
+def is_alone(it: Interpreter, state: State, at: Any) -> bool:
+    """Whether the list that a gradient's parameter is taken from holds no other: something stores there what a function returns as ``[one]``."""
+    lists = [node.value for node in ast.walk(at) if isinstance(node, ast.Subscript)] if isinstance(at, ast.AST) else []
+    names = {each.attr for each in lists if isinstance(each, ast.Attribute)}
+    if not names:
+        return False
+    module = it.module_of(state)
+    return any(
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+        and any(isinstance(target, ast.Attribute) and target.attr in names for target in node.targets)
+        and returns_one(it, module, node.value.func.id)
+        for node in ast.walk(module.tree)
+    )
+
+
+def returns_one(it: Interpreter, module: ProjectModule, name: str) -> bool:
+    """Whether a function of the project returns a list of one."""
+    tree, own = module.tree, name
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom):
+            for each in node.names:
+                if name == (each.asname or each.name):
+                    path = it.project.find(node.module or "", node.level, module)
+                    other = it.project.load(path) if path is not None else None
+                    if other is not None:
+                        tree, own = other.tree, each.name
+    made = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == own]
+    given = [node.value for each in made for node in ast.walk(each) if isinstance(node, ast.Return)]
+    return bool(given) and all(
+        isinstance(value, ast.List) and len(value.elts) == 1 and not isinstance(value.elts[0], ast.Starred)
+        for value in given
     )
 
 
