@@ -39,7 +39,7 @@ PATTERNS = {
     "training": TRAINS,
     "fp16": re.compile(
         rb"(?<![=!]= torch\.)(?<!np\.)(?<!numpy\.)(?<![bB])\b[Ff]loat16\b|\.half\(\)|torch\.half\b|fp16|16-mixed|16-true"
-        rb"|\bautocast\(\s*(?:['\"]cuda['\"]\s*)?\)|GradScaler"
+        rb"|\bautocast\((?![^)\n]*(?:dtype|False|['\"]cpu))"
     ),
     "bf16": re.compile(rb"bfloat16|\bbf16\b"),
     "half autocast": re.compile(
@@ -182,6 +182,8 @@ class Evidence:
         if need.what == "half gradients" and path != near and not OPTIMIZES.search(self.text(path)):
             return None  # gradients of what it casts are not its to step: a frozen model that others learn from
         if what == "half parameters":
+            if path != near and self.trains and not any(self.leads(one, path) for one in self.training):
+                return None  # what no program that trains runs: for inference
             return self.cast(path, near, trained=need.what == "half gradients")
         if what in SPOKEN and not self.takes_part(path, near):
             return None
@@ -293,9 +295,14 @@ class Evidence:
         return any(RUNS.search(self.project.read(path) or b"") for path in self.files)
 
     @cached_property
+    def training(self) -> list[Path]:
+        """The files of the project that train."""
+        return [path for path in self.files if "training" in self.lines(path)]
+
+    @cached_property
     def trains(self) -> bool:
         """Whether anything in the project trains; else it is a library, and its callers decide on dtypes."""
-        return any("training" in self.lines(path) for path in self.files)
+        return bool(self.training)
 
     def lines(self, path: Path) -> dict[str, int]:
         """What a file shows, and in which line first."""
