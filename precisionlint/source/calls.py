@@ -360,6 +360,8 @@ def bind_params(it: Interpreter, func: Func, args: Args, state: State, scope: di
         if param.kind == "*":
             scope[param.name] = Tup(tuple(positional))
             positional = []
+        elif param.kind == "**" and open_ended and not keywords:
+            scope[param.name] = parameter(it, func, param, state)
         elif param.kind == "**":
             obj = Obj((function.node, "kwargs", state.frame), External("builtins.dict"))
             state.allocate(obj, dict(keywords))
