@@ -229,6 +229,8 @@ class Reader(Struct, frozen=True):
             self.forget(one, obj, definition)
         training = []
         methods = list(self.class_methods(bases[0], cls))
+        most = self.it.whole
+        self.it.whole -= (most - self.it.steps) // 2  # the other half is for what trains
         whole = finishing(methods)
         for method in methods:
             trains = bool(STEPPING & method.module.words(method.function))
@@ -240,6 +242,7 @@ class Reader(Struct, frozen=True):
             # What a method that prepares leaves in the object, the methods that train find there.
             after = self.run_method(bases, method, obj, SHARE)
             bases = self.thin([*after, *(base for base in bases if not any(opens(one, base, obj) for one in after))])
+        self.it.limit = self.it.whole = most
         training.sort(key=lambda method: method.function.name.startswith("_"))
         for left, method in zip(range(len(training), 0, -1), training, strict=True):
             if self.is_inner(method):
