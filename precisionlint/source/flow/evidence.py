@@ -27,8 +27,8 @@ MOVED = rb"(?:\.(?:cuda|to|train|eval|requires_grad_)\([^()\n]*\))*"
 COMPILED = rb"(?<!_cuda)(?<!_cpp)(?<!_ext)(?<!_C)(?<!_module)(?<!_backend)(?<!_lib)(?<!kernels)"
 """Not after a module of compiled code: its ``backward`` is one of an op."""
 TRAINS = re.compile(
-    COMPILED
-    + rb"(?<!\.sum\(\))\.backward\((?!ctx\b)|loss\w*\.sum\(\)\.backward\(|\bTrainer\(|class[^\n(]*\([^)\n]*LightningModule|\.fit\("
+    COMPILED + rb"(?<!\.sum\(\))\.backward\((?!ctx\b)|loss\w*\.sum\(\)\.backward\("
+    rb"|\.sum\(\)\.backward\(\)(?=[^\0]{0,300}?\.step\()|\bTrainer\(|class[^\n(]*\([^)\n]*LightningModule|\.fit\("
     rb"|\btrain(?:ing)?_step\(|\btrainer\.train\("
 )
 """What only a program that trains holds; optimizers and schedules are made and wrapped by libraries too."""
