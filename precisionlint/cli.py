@@ -29,6 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         complain(str(error))
         return 2
+    except FileNotFoundError:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            complain("the current folder is no longer there: change to one that is")
+            return 2
+        raise
     except KeyboardInterrupt:
         return 130
 

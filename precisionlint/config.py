@@ -145,16 +145,21 @@ class Configuration:
         """The settings of the files in a folder (absolute)."""
         if self._fixed is not None:
             return self._fixed
-        if folder not in self._by_folder:
-            found = _in_folder(folder)
+        asked: list[Path] = []
+        settings: Settings | None = None
+        for one in (folder, *folder.parents):
+            settings = self._by_folder.get(one)
+            if settings is not None:
+                break
+            asked.append(one)
+            found = _in_folder(one)
             if found is not None:
                 settings = self._overridden(found)
-            elif folder.parent != folder:
-                settings = self.of_folder(folder.parent)
-            else:
-                settings = self._overridden(Settings(Path.cwd()))
-            self._by_folder[folder] = settings
-        return self._by_folder[folder]
+                break
+        if settings is None:
+            settings = self._overridden(Settings(Path.cwd()))
+        self._by_folder.update(dict.fromkeys(asked, settings))
+        return settings
 
     def of(self, path: Path) -> Settings:
         """The settings of a file."""
@@ -182,7 +187,7 @@ class Configuration:
 def _in_folder(folder: Path) -> Settings | None:
     for name in (OWN_FILE, "pyproject.toml"):
         path = folder / name
-        if path.is_file():
+        if os.path.isfile(path):  # `Path.is_file` raises where the folder may not be entered
             found = read(path)
             if found is not None:
                 return found

@@ -163,7 +163,7 @@ def _ignores_above(top: Path) -> tuple[_Ignores, ...]:
 
     Nothing, where that covers `top` itself: whoever names an ignored folder wants to see what is in it.
     """
-    root = next((folder for folder in (top, *top.parents) if (folder / ".git").exists()), top)
+    root = next((folder for folder in (top, *top.parents) if os.path.exists(folder / ".git")), top)
     ignores: tuple[_Ignores, ...] = ()
     folder = root
     for part in top.relative_to(root).parts:

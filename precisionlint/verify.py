@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from precisionlint.errors import InputError
 from precisionlint.kernels.outcome import (
     MODES,
     Compiled,
@@ -152,6 +153,8 @@ def _missing(deep: bool = False) -> str:
 
 def describe_contracts() -> Iterator[str]:
     """Every contract: the launcher's form, an example, the options with their words, the default first."""
+    if missing := _missing():
+        raise InputError(missing)
     from precisionlint.kernels.contracts import CONTRACTS
 
     for contract in CONTRACTS.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import gc
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -421,7 +422,7 @@ class Project:
             for _ in range(level - 1):
                 folder = folder.parent
             return self._look(folder.joinpath(*(parts or ["__init__"])), looked) if self.inside(folder) else None
-        if not parts or (parts[0] in SKIPPED_NAMES and not (self.root / parts[0]).is_dir()):
+        if not parts or (parts[0] in SKIPPED_NAMES and not os.path.isdir(self.root / parts[0])):
             return None
         for folder in self.search_folders(path):
             found = self._look(folder.joinpath(*parts), looked)

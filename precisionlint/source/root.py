@@ -48,9 +48,10 @@ def surveyed_files(root: Path) -> list[Path]:
 
 
 def file_of(base: Path) -> Path | None:
-    """The file of a module whose path without a suffix is ``base``: that of a package before a single one."""
+    """The file of a module whose path without a suffix is ``base``: that of a package before a single one; None where there is none, or
+    nobody may look."""
     init = base / "__init__.py"
-    if init.is_file():
+    if os.path.isfile(init):  # `Path.is_file` raises where a folder may not be entered, and on a name that is too long
         return init
     single = base.with_name(f"{base.name}.py")
-    return single if single.is_file() else None
+    return single if os.path.isfile(single) else None
