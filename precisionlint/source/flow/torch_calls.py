@@ -129,7 +129,8 @@ def module(frame: Frame, made: Value, args: list[Value], node: ast.Call) -> Valu
         return value
     if family is None:
         # Given fp32, its weights are fp32 as well: only a region makes the result half.
-        follows = frozenset({"~region" if args[0].dtypes <= WIDE else "~layer()"})
+        wide = "float32" if frame.scope.enabled is False else "~region"
+        follows = frozenset({wide if args[0].dtypes <= WIDE else "~layer()"})
         dtypes = under_autocast(frame.scope, "linear", follows) if made.name in HALF_LAYERS else WEIGHTS
         return Value("layer", tuple(args), dtypes, frame.at(node), made.name)
     if family == "view":
