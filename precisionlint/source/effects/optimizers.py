@@ -90,8 +90,18 @@ def made(it: Interpreter, state: State, instr: p.Call, obj: Obj, args: Args) -> 
         equip(it, state, instr, obj, args)
         return one(state, obj)
     if kind == "optimizer":
-        return make_optimizer(it, state, instr, f"{obj.cls.module.name}.{obj.cls.cls.name}", args, obj)
+        return make_optimizer(it, state, instr, by_its_name(it, state, obj.cls), args, obj)
     return None
+
+
+def by_its_name(it: Interpreter, state: State, cls: Class) -> str:
+    """What an optimizer of the project's own is: the one that it inherits all of its making and stepping from, else itself."""
+    if all(class_attribute(it, state, cls, method) is None for method in ("__init__", "step")):
+        bases = (base.name for base in it.mro(state, cls) if isinstance(base, External))
+        inherited = next((name for name in bases if name in it.apis.optimizers), None)
+        if inherited is not None:
+            return inherited
+    return f"{cls.module.name}.{cls.cls.name}"
 
 
 def optimizer_method(it: Interpreter, state: State, instr: p.Call, optimizer: Value, name: str, args: Args) -> Outcome:

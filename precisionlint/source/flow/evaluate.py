@@ -457,7 +457,8 @@ class Frame:
                 return constant(folded, self.at(node))
         if left.op in ("tuple", "dict") or right.op in ("tuple", "dict"):
             return NOTHING
-        dtypes = left.dtypes if in_place else (agreed if op == "matmul" else promote_values)((left, right))
+        kept = in_place and "number" not in left.dtypes  # a number that a tensor is added to is a tensor from then on
+        dtypes = left.dtypes if kept else (agreed if op == "matmul" else promote_values)((left, right))
         if op == "div" and not in_place:
             dtypes = frozenset("float32" if atom in INTEGERS or atom == "bool" else atom for atom in dtypes)
         if op == "pow" and right.op == "constant" and right.constant == 2:
