@@ -46,6 +46,14 @@ MADE = re.compile(
 LOADED = re.compile(r"\btl\.load\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)(\.to\()?")
 
 
+COMPLEX = re.compile(r"\b(?:i?r?|i?h)fft[n2]?\(|\bview_as_complex\(")
+
+
+def is_complex(body: str) -> bool:
+    """Whether a body computes with complex numbers, whose products autocast leaves as they are."""
+    return COMPLEX.search(body) is not None
+
+
 def settles(body: str) -> bool:
     """Whether a body brings its inputs to one dtype by itself."""
     return CASTS.search(body) is not None

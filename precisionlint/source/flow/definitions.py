@@ -18,6 +18,7 @@ from precisionlint.source.op_bodies import (
     RETURNS,
     WEIGHTS,
     allocates_wide,
+    is_complex,
     loads_cast,
     settles,
 )
@@ -49,6 +50,8 @@ def function(frame: Frame, cls: Class) -> None:
     if cls.kind != "function" or forward is None or isinstance(forward.node, ast.Lambda):
         return
     if any("custom_fwd" in ast.unparse(each) for each in forward.node.decorator_list):
+        return
+    if is_complex(ast.unparse(forward.node)):
         return
     backward = cls.methods.get("backward")
     back = ast.unparse(backward.node) if backward is not None else ""
