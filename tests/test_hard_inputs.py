@@ -132,3 +132,26 @@ def test_a_syntax_error_of_every_python_is_told_as_it_is():
     Path("train.py").write_text("import torch\nx = f(\n")
     (error,) = precisionlint.check("train.py").errors
     assert error.message == "syntax error: '(' was never closed"
+
+
+@pytest.mark.parametrize("module", ["a" * 300, ".".join(["a"] * 3000)])
+def test_names_of_modules_that_no_file_can_have_cost_nothing(module: str, tmp_path: Path, capsys):
+    program = tmp_path / "train.py"
+    program.write_text(f"import {module}\n{CLIP}")
+    assert cli.main(["check", "--no-cache", "--format", "concise", str(program)]) == 1
+    told = capsys.readouterr()
+    assert "clip-before-unscale" in told.out
+    assert "internal error" not in told.err
+
+
+def test_a_path_of_thousands_of_folders_is_one_line(capsys):
+    assert cli.main(["check", "--no-cache", "a/" * 3000 + "x.py"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_current_folder_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert cli.main(["check", "."]) == 2
+    assert "no longer there" in capsys.readouterr().err

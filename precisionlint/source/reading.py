@@ -231,7 +231,7 @@ class Reader(Struct, frozen=True):
         methods = list(self.class_methods(bases[0], cls))
         most = self.it.whole
         self.it.whole -= (most - self.it.steps) // 2  # the other half is for what trains
-        whole = finishing(methods)
+        ending = finishing(methods)
         for method in methods:
             trains = bool(STEPPING & method.module.words(method.function))
             if self.is_inner(method) or (method.function in done and (trains or method.owner == cls)):
@@ -248,7 +248,7 @@ class Reader(Struct, frozen=True):
             if self.is_inner(method):
                 continue
             after = self.run_method(self.unflagged(bases, method, training, obj), method, obj, min(left, SHARE))
-            if "backward" in method.module.words(method.function) and method.function in whole:
+            if "backward" in method.module.words(method.function) and method.function in ending:
                 self.run_method(self.thin(after), method, obj, min(left, SHARE), again=True)
         return []
 
@@ -297,7 +297,7 @@ class Reader(Struct, frozen=True):
         return tuple(self.it.intern(key, key[2], PLAIN, frozenset(), ()) for key in keys)
 
     def run_method(self, bases: list[State], method: Func, obj: Value, share: int, again: bool = False) -> list[State]:
-        """What a method leaves, called on each of these states; nothing where it takes more than one part in ``share`` of what is left."""
+        """What a method leaves, called on each of these states, as far as one part in ``share`` of what is left goes."""
         it, whole, depths = self.it, self.it.whole, self.it.open()
         it.limit = it.whole = it.steps + (whole - it.steps) // share
         after: list[State] = []

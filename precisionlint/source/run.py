@@ -200,6 +200,8 @@ class Run:
             place = places.primary(hit.at)
             if place is None:
                 continue
+            if hit.confidence == "possible" and not self.possible:
+                continue  # and no other file is asked
             if self.shown_elsewhere(project, hit, places.module) or self.ruled_out(project, hit, places.module):
                 continue
             if of_test(hit, places.module):

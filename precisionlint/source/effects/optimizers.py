@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from precisionlint.source.records import Args
 
 
-HANDED_ON = re.compile(r"\.step\(|scale|scaler|\bscaling", re.I)
+HANDED_ON = re.compile(r"\.step\(|scal(?:e|ing)", re.I)
 """What the step of an optimizer holds that wraps another, or undoes the loss scale by itself."""
 
 

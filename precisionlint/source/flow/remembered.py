@@ -53,8 +53,8 @@ class Remembered:
         return key
 
     def again(self, key: Key, arguments: Iterable[Value], depth: int) -> Value | None:
-        """What a call returned that was followed before, made of these arguments; None where there was none, or it cannot be copied. What
-        was called deeper was followed less far."""
+        """What a call returned that was followed before, made of these arguments; None where there was none: what was called deeper was
+        followed less far."""
         followed, before, result = self.calls.get(key, (depth + 1, [], NOTHING))
         if followed > depth:
             return None
