@@ -212,9 +212,38 @@ def scaled_gradients_read(ledger: Ledger, event: Grads | Step | LossUnscaled) ->
         )
 
 
-@FAMILY.rule("step-bypasses-scaler", Step)
-def step_bypasses_scaler(ledger: Ledger, event: Step) -> Iterator[Any]:
-    if event.via is not None or ledger.unknown or ledger.is_plain:
+def by_another_scaler(ledger: Ledger, event: Grads | Step) -> Iterator[Hit]:
+    """A scaler that unscales or steps gradients of losses that only others have scaled, and with which those have not stepped."""
+    scaler = event.via if isinstance(event, Step) else event.scaler if event.how == "unscale" else None
+    optimizer = event.optimizer
+    if scaler is None or optimizer is None or ledger.unknown or ledger.is_plain:
+        return
+    made = {m.scaler for m in ledger.made}
+    reached = [p for p in ledger.pending if overlap(p.weights, owned(ledger, optimizer)) is not False]
+    if scaler not in made or any(p.scaler == scaler or p.scaler not in made for p in reached):
+        return
+    if any(p.optimizer == optimizer for p in ledger.progress):
+        return  # said at its unscale_
+    if any(w.scaler == scaler and optimizer not in w.stepped for w in ledger.waiting):
+        return  # its gradients may be of the loss before the update
+    for pending in sorted(reached, key=lambda p: p.scaler.name):
+        if any(p.scaler == pending.scaler for p in ledger.progress):
+            continue
+        does = "steps" if isinstance(event, Step) else "unscales"
+        yield Hit(
+            "step-bypasses-scaler",
+            event.at,
+            f"'{scaler.name}' {does} '{optimizer.name}', whose gradients '{pending.scaler.name}' scaled: it divides them by a scale of its own, "
+            "which is another after the first overflow or growth, and an overflow lowers the wrong one; if it has scaled no loss, it raises",
+            trace(pending, seen(event, f"'{scaler.name}' {does} '{optimizer.name}'")),
+        )
+        return
+
+
+@FAMILY.rule("step-bypasses-scaler", Grads, Step)
+def step_bypasses_scaler(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
+    yield from by_another_scaler(ledger, event)
+    if isinstance(event, Grads) or event.via is not None or ledger.unknown or ledger.is_plain:
         return
     name = event.optimizer.name
     for scaler, here in ledger.partial:

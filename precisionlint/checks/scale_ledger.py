@@ -330,7 +330,9 @@ def after_zero(ledger: Ledger, event: ZeroGrad) -> Ledger:
         replace(p, dropped=True) if meant(p.optimizer, owned(ledger, p.optimizer)) else p for p in ledger.progress
     )
     pending = frozenset(p for p in ledger.pending if overlap(p.weights, event.weights) is False)
-    waiting = frozenset() if event.optimizer is None else ledger.waiting
+    waiting: frozenset[Waiting] = frozenset()
+    if event.optimizer is not None:  # which does not wait with them any longer
+        waiting = frozenset(replace(w, stepped=w.stepped | {event.optimizer}) for w in ledger.waiting)
     return replace(
         ledger, clean=clean, progress=progress, pending=pending, plain=None, is_plain=False, fp16=None, unknown=False,
         waiting=waiting, partial=frozenset(),
