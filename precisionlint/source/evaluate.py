@@ -367,7 +367,7 @@ def stream_element(it: Interpreter, state: State, stream: Stream, site: Any) -> 
 def element_of(it: Interpreter, state: State, value: Value, site: Any) -> Value:
     """What a loop's variable is, over a sequence whose items are not all known."""
     match value:
-        case Many():
+        case Many() if not stateful(it, state, value.element):
             return value.element
         case Stream():
             return stream_element(it, state, value, site)
