@@ -54,7 +54,7 @@ class Pending(Record, frozen=True, eq=False):
 class Progress(Record, frozen=True, eq=False):
     """How far an optimizer has come with a scaler since its last update: ``"unscaled"`` or ``"stepped"``.
 
-    ``dropped``: its gradients were set to zero since, so the next unscale_ meets new ones.
+    ``dropped``: its gradients were set to zero since, so the next unscale_ meets new ones; ``older``: the scaler has scaled another loss since.
     """
 
     aside: ClassVar[tuple[str, ...]] = ("seen",)
@@ -64,6 +64,7 @@ class Progress(Record, frozen=True, eq=False):
     phase: str
     dropped: bool
     seen: Seen
+    older: bool = False
 
 
 class Clean(Record, frozen=True, eq=False):
@@ -214,7 +215,8 @@ def after_backward(ledger: Ledger, event: Backward) -> Ledger:
     again = {p for p in ledger.pending if p.scaler == scaler and event.weights in (None, p.weights)}
     pending = ledger.pending - again | {Pending(scaler, here, scaled, event.weights)}
     waiting = frozenset(w for w in ledger.waiting if w.scaler != scaler)
-    return replace(ledger, pending=pending, clean=clean, waiting=waiting)
+    progress = frozenset(replace(p, older=True) if p.scaler == scaler else p for p in ledger.progress)
+    return replace(ledger, pending=pending, clean=clean, waiting=waiting, progress=progress)
 
 
 def fp16_unscaled(event: Backward) -> bool:

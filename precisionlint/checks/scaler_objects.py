@@ -168,8 +168,39 @@ def scaler_not_checkpointed(ledger: Ledger, event: Checkpoint) -> Iterator[Any]:
         )
 
 
-@FAMILY.rule("scaler-updated-per-optimizer", Step)
-def scaler_updated_per_optimizer(ledger: Ledger, event: Step) -> Iterator[Any]:
+def updated_for_nothing(ledger: Ledger, event: Update) -> Iterator[Any]:
+    """An update() after a scaled backward that nothing was unscaled or stepped with. A path that only passes by the step (a loop over no
+    optimizers, none of the cases of a choice) shows none, but where the step hangs on the number of the micro-batch."""
+    scaler = event.scaler
+    here = (scaler.id, event.at)
+    fresh = [p.seen for p in ledger.progress if p.scaler == scaler and not p.older]
+    if fresh:
+        yield Evidence(("stepped before update", *here))
+        if all(any("%" in word for word in set(stepped.when) - set(event.when)) for stepped in fresh):
+            yield Evidence(("updated each micro-batch", *here))
+        return
+    made = any(m.scaler == scaler and m.cls.startswith("torch.") for m in ledger.made)
+    if event.by_hand or not made or ledger.clean or any(p.scaler == scaler for p in ledger.progress):
+        return
+    for pending in ledger.pending:
+        if pending.scaler == scaler:
+            hit = Hit(
+                "scaler-updated-per-optimizer",
+                event.at,
+                f"'{scaler.name}' is updated where nothing was unscaled or stepped since it scaled the loss: update() raises AssertionError "
+                "'No inf checks were recorded'. Update once after each step, and only there",
+                (pending.backward, seen(event, f"'{scaler.name}' is updated here, with no step between")),
+                severity="error",
+            )
+            yield replace(hit, unless=(("stepped before update", *here),))
+            yield replace(hit, needs=(("updated each micro-batch", *here),))
+
+
+@FAMILY.rule("scaler-updated-per-optimizer", Step, Update)
+def scaler_updated_per_optimizer(ledger: Ledger, event: Step | Update) -> Iterator[Any]:
+    if isinstance(event, Update):
+        yield from updated_for_nothing(ledger, event)
+        return
     for w in ledger.waiting:
         if w.scaler == event.via and event.optimizer not in w.stepped:
             whose = f"the next '{event.optimizer.name}'" if w.renewed else f"'{event.optimizer.name}'"

@@ -181,7 +181,8 @@ def branch_label(it: Interpreter, state: State, test: p.Expr, side: bool) -> str
         left, right = expression_words(it, state, test.left), expression_words(it, state, test.right)
         return f"{left} {op} {right}" if left and right else ""
     else:
-        text = name_of(test) or text_of(evaluate(it, state, test))
+        said = text_of(evaluate(it, state, test))
+        text = said if "%" in said else name_of(test) or said  # that something is done each nth time, a name would hide
     if not text:
         return ""
     if side:
