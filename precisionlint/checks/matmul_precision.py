@@ -9,7 +9,20 @@ from msgspec.structs import replace
 
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
 from precisionlint.checks.tf32_switches import CUDNN, FLAGS, GET, MATMUL, NEW, SET, Switches
-from precisionlint.events import Backward, Event, Known, Op, Opened, Owns, Setting, Step, Weights, WeightsTake, covers
+from precisionlint.events import (
+    Backward,
+    Event,
+    Known,
+    Op,
+    Opened,
+    Owns,
+    Setting,
+    Sharded,
+    Step,
+    Weights,
+    WeightsTake,
+    covers,
+)
 from precisionlint.findings import Confidence
 from precisionlint.records import Record
 from precisionlint.valueflow import Called, Ended, Touched
@@ -65,6 +78,10 @@ def advance(program: Program, event: Event) -> Program:
         return at_end(program)
     if not program.cuda:
         return program
+    if (
+        isinstance(event, Sharded) and event.policy
+    ):  # it computes in the dtype of its policy; of which weights is not always known
+        return replace(program, half=program.half | (event.weights or frozenset()), cuda=event.weights is not None)
     if isinstance(event, WeightsTake) and event.dtype is not None:
         half = frozenset(path for path in program.half if not covers(event.weights, frozenset({path})))
         return replace(program, half=half | event.weights if event.dtype in ("float16", "bfloat16") else half)

@@ -30,6 +30,11 @@ from precisionlint.source.values import FALSE, PLAIN, TRUE, Class, Const, Func, 
 Ways = list[dict[Sym, Fact]]
 """What each of some paths had decided."""
 
+PRODUCTS = re.compile(
+    r"[Ll]inear\(|Attention|Transformer|transformers|from_pretrained|[\w)\]] @ [\w(]"
+    r"|(?:matmul|bmm|\bmm|addmm|einsum|tensordot|dot_product_attention)\("
+)
+"""What makes matrix products, or may: TF32 for them is off at first, for convolutions it is on."""
 CUDA = re.compile(r"\.cuda\b|[\"']cuda|torch\.cuda\.")
 HALF = re.compile(r"autocast|bfloat16|float16|[bf][pf]?16\b|\.half\(|\bamp\b|deepspeed|[Aa]ccelerat|lightning")
 BENCHMARK = re.compile(r"(?:^|\.)cudnn\.benchmark$")
@@ -412,7 +417,9 @@ def read(project: Project, module: ProjectModule, judge: Judge, assume: dict[str
         and all(fact in evidence for fact in hit.needs)
     ]
     if any(hit.rule == "tf32-off" for hit in hits):
-        silent = project.sets_matmul_precision(module.path)
+        silent = project.sets_matmul_precision(module.path) or not any(
+            PRODUCTS.search(each.text) for each in it.global_frames
+        )
         half = HALF.search(module.text) is not None  # it may reach what the paths do not show
         hits = [
             hit for hit in hits if hit.rule != "tf32-off" or not (silent or (half and hit.confidence == "possible"))

@@ -58,6 +58,8 @@ MIXED_BF16: dict[object, str] = {"bf16": "bfloat16", "bf16-mixed": "bfloat16"}
 """What they call bf16 mixed precision, which needs no scaler."""
 TRUE_HALF = {"bf16-true": "bfloat16", "16-true": "float16"}
 """What lightning calls half precision throughout: the weights are cast, and nothing keeps fp32 copies."""
+FULL = ("no", "32", "32-true", "64", "64-true")
+"""What they call computing in what the weights are stored in."""
 SHOWS_FP16 = re.compile(r"fp16|float16|16-mixed|\bhalf\b")
 OTHER_BACKENDS = ("deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin", "fsdp_plugin")
 """Arguments of Accelerator that hand scaling and clipping to another engine."""
@@ -184,6 +186,8 @@ def prepare(it: Interpreter, state: State, instr: p.Call, engine: Value, framewo
     for value in values:
         if is_optimizer(it, state, value):
             state.attributes(value)["engine"] = engine
+        elif is_model(it, state, value):
+            state.attributes(value)["prepared by"] = engine
     given = values[0] if len(values) == 1 else Tup(tuple(values))
     if framework != "fabric":
         return one(state, given)
@@ -213,6 +217,19 @@ def cast(it: Interpreter, state: State, instr: p.Call, engine: Value, model: Val
     weights = model_weights(it, model)
     if weights is not None:
         it.emit(state, WeightsTake(at, when(state), weights, dtype, f'precision="{word}"', by="lightning"))
+
+
+def may_run_half(it: Interpreter, state: State, model: Value) -> bool:
+    """Whether a model was handed to an engine that runs it under autocast, as far as nobody knows better."""
+    engine = state.heap.get(model, {}).get("prepared by")
+    if engine is None:
+        return False
+    framework = engine_of(it, state, engine)
+    own = state.heap.get(engine, {})
+    said = own.get(PRECISION[framework][1]) if framework in PRECISION else None
+    if said is None:  # what launches the program decides, but for a Fabric that is made here without a precision
+        return framework != "fabric" or not own or own.get("open") == TRUE
+    return not (isinstance(said, Const) and str(said.value) in FULL)
 
 
 def given_back(it: Interpreter, state: State, instr: p.Call, engine: Value, framework: str, args: Args) -> Outcome:

@@ -24,6 +24,7 @@ from precisionlint.source.effects.common import (
     when,
 )
 from precisionlint.source.effects.copies import cast_value, is_average
+from precisionlint.source.effects.engines import may_run_half
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import element_of, elements
 from precisionlint.source.objects import DTYPES, dtype_of, is_container, model_weights, weight_path
@@ -328,5 +329,7 @@ def module_called(it: Interpreter, state: State, instr: p.Call, callee: Value) -
     dtype = region.dtype or "?" if isinstance(region, Region) else "?" if region == UNSURE else None
     if isinstance(callee, Obj) and isinstance(callee.cls, Class) and "autocast" in callee.cls.module.text:
         dtype = dtype or "?"  # it may enter a region of its own
+    if may_run_half(it, state, callee):
+        dtype = dtype or "?"
     path = weight_path(it, callee)
     it.emit(state, Op(it.where(state, instr.at), when(state), "module", (path,), None, (dtype, None, None)))
