@@ -23,7 +23,7 @@ MARKS = frozenset(
         "data_types",
     }
 )
-"""Keys of which a DeepSpeed configuration has at least one beside its precision blocks."""
+"""Keys of which a DeepSpeed configuration has at least one beside its precision blocks, or it has a switch for each of the two halves."""
 
 QUICK = 100
 """Good steps a doubling within which a dynamic scale that begins too low is soon where it should be."""
@@ -33,10 +33,10 @@ SCALE_KEYS = ("loss_scale", "initial_scale_power", "loss_scale_window", "hystere
 def recipe(table: Table) -> Recipe | None:
     """The recipe of a table that is a DeepSpeed configuration, else None."""
     blocks = [block for block in (table.table("fp16"), table.table("bf16"), table.table("bfloat16")) if block]
-    if (
-        not (blocks or table.table("data_types") or "communication_data_type" in table)
-        or not MARKS & table.entries.keys()
-    ):
+    if not (blocks or table.table("data_types") or "communication_data_type" in table):
+        return None
+    switches = [block for block in ("fp16", "bf16", "bfloat16") if table.setting(f"{block}.enabled") is not None]
+    if not MARKS & table.entries.keys() and len(switches) < 2:
         return None
     bf16 = table.table("bf16") or table.table("bfloat16")
     name = "bf16" if table.table("bf16") else "bfloat16"
