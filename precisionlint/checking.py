@@ -375,7 +375,7 @@ def coverage(results: Iterable[FileResult]) -> Coverage:
     places = [place for each in totals for place in each.gave_up]
     return Coverage(
         len(results),
-        sum(each.read for each in totals),
+        sum(each.totals.read for each in results if not each.errors),
         sum(each.programs for each in totals),
         sum(each.loops for each in totals),
         sum(each.optimizers for each in totals),

@@ -103,6 +103,12 @@ def source_of(cell: object) -> str:
     return source.replace("\r\n", "\n").replace("\r", "\n") if isinstance(source, str) else ""
 
 
+def has_source(cell: object) -> bool:
+    """Whether a cell holds a text, or says nothing of one."""
+    source = cell.get("source", "") if isinstance(cell, dict) else None
+    return isinstance(source, str) or (isinstance(source, list) and all(isinstance(each, str) for each in source))
+
+
 def notebook(data: bytes) -> Program:
     """The code cells of a notebook as one program. Raises DocumentError."""
     content = load(data)
@@ -114,7 +120,11 @@ def notebook(data: bytes) -> Program:
     cells = content["cells"] if name in ("python", "ipython") else []
     assert isinstance(cells, list)
     for number, cell in enumerate(cells, 1):
-        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
+        if not has_source(cell):
+            raise DocumentError(
+                f"is no notebook of version 4: cell {number} has no text (or list of texts) as its source"
+            )
+        if cell.get("cell_type") != "code":
             continue
         held = list(plain(source_of(cell)))
         lines += held

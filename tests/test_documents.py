@@ -156,15 +156,19 @@ def test_what_is_no_notebook_is_one_line(content: str):
 @pytest.mark.parametrize(
     "cells",
     [
-        [1, None, "x", []],
-        [{"cell_type": "code", "source": {"a": 1}}],
-        [{"cell_type": "code", "source": [1, None, "x = 1"]}],
-        [{}],
+        [{}, 1],
+        [{}, None],
+        [{}, []],
+        [{}, {"cell_type": "code", "source": 5}],
+        [{}, {"cell_type": "code", "source": {"a": 1}}],
+        [{}, {"cell_type": "code", "source": [1, None, "x = 1"]}],
     ],
 )
-def test_cells_of_an_odd_shape_are_empty(cells: list[Any]):
+def test_a_cell_of_an_odd_shape_is_told(cells: list[Any], capsys):
     write({"cells": cells, "metadata": 3})
-    assert precisionlint.check(".").errors == ()
+    assert cli.main(["check", "--no-cache", "."]) == 2
+    said = "is no notebook of version 4: cell 2 has no text (or list of texts) as its source"
+    assert capsys.readouterr().err == f"precisionlint: train.ipynb: {said}\n"
 
 
 def test_notebooks_of_other_languages_are_left_alone():

@@ -94,13 +94,19 @@ def test_verbose_names_each_place_where_reading_gave_up():
     ("coverage", "expected"),
     [
         (Coverage(1, 1, 1, 1, 1, 1), "read 1 of 1 file: 1 program, 1 loop, 1 optimizer, 1 scaler"),
-        (Coverage(9, 0, 0, 0, 0, 0), "read 0 of 9 files: no training program"),
-        (Coverage(0, 0, 0, 0, 0, 0), "read 0 of 0 files: no training program"),
+        (Coverage(9, 0, 0, 0, 0, 0), "looked at 9 files: no training program and no settings of precision"),
+        (Coverage(2, 1, 0, 0, 0, 0), "read 1 of 2 files: no training program"),
         (Coverage(2, 2, 1, 0, 3, 0), "read 2 of 2 files: 1 program, 3 optimizers"),
     ],
 )
 def test_the_summary_counts_in_words_that_agree(coverage: Coverage, expected: str):
     assert told(Report((), (), coverage)) == f"found nothing\n{expected}"
+
+
+@pytest.mark.parametrize("errors", [(), (FileError("bad.py", 3, "invalid syntax"),)])
+def test_where_nothing_could_be_read_no_reach_is_claimed(errors: tuple[FileError, ...]):
+    files = len(errors)
+    assert told(Report((), errors, Coverage(files, 0, 0, 0, 0, 0))).count("\n") == 0
 
 
 def test_files_that_could_not_be_read_keep_silence_from_looking_like_success():

@@ -41,7 +41,8 @@ def render(report: Report, style: Style) -> Iterator[str]:
         yield f"recipe: {shown(recipe)}"
     if len(recipes) > RECIPES:
         yield f"and {counted(len(recipes) - RECIPES, 'more recipe')}"
-    yield _reach(report.coverage, style.verbose)
+    if report.coverage.read or (report.coverage.files and not report.errors):
+        yield _reach(report.coverage, style.verbose)
     if style.verbose:
         for place in report.coverage.gave_up:
             yield f"  {shown(place.path)}:{place.line}: {shown(place.what)}"
@@ -124,7 +125,10 @@ def _reach(coverage: Coverage, verbose: bool) -> str:
         )
         if number
     ]
-    reach = f"read {coverage.read} of {counted(coverage.files, 'file')}: {', '.join(parts) or 'no training program'}"
+    files = counted(coverage.files, "file")
+    if not coverage.read:
+        return f"looked at {files}: no training program and no settings of precision"
+    reach = f"read {coverage.read} of {files}: {', '.join(parts) or 'no training program'}"
     if not coverage.gave_up:
         return reach
     hint = ":" if verbose else " (--verbose names them)"

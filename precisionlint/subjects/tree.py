@@ -116,6 +116,11 @@ def documents(file: File, is_json: bool | None = None) -> list[Node]:
     Raises: UnreadableError.
     """
     is_json = file.display.endswith(".json") if is_json is None else is_json
+    try:
+        file.data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = file.data.count(b"\n", 0, error.start) + 1
+        raise UnreadableError(line, f"not UTF-8 (byte 0x{file.data[error.start]:02x}): save it as UTF-8") from None
     text = _plain(file.text) if is_json else file.text
     try:
         return [_Reader(file).node(node) for node in yaml.compose_all(text, Loader=LOADER) if node is not None]
