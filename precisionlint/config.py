@@ -34,9 +34,23 @@ EXCLUDE = ("build/", "dist/", "node_modules/", "site-packages/", "__pycache__/",
 """Folders of what others wrote or a tool made."""
 
 
-def is_version(text: str) -> bool:
-    """Whether a text is a version of torch, or bounds of it."""
-    return VERSIONS.fullmatch(text.strip()) is not None
+def wrong_version(text: object) -> str:
+    """What a text ought to be that is no version of torch and no bounds that some version lies within; empty where it is."""
+    if not isinstance(text, str) or VERSIONS.fullmatch(text.strip()) is None:
+        return f'must be a version such as "2.6" or bounds such as ">=2.4,<2.9", not {_toml(text)}'
+    from precisionlint.source.requirements import parse
+
+    within = parse(text)
+    empty = within.oldest is not None and within.newest is not None and within.oldest > within.newest
+    return f"must have bounds that some version lies within, not {_toml(text)}" if empty else ""
+
+
+def wrong_pattern(pattern: str) -> str:
+    """Why a text is no pattern of a .gitignore; empty where it is."""
+    if gitignore.parse(pattern).runs:
+        return ""
+    why = "it is a comment" if pattern.startswith("#") else "a [ is not closed, or holds a class such as [:alpha:]"
+    return f"{_toml(pattern)} is no pattern: {why if pattern.startswith('#') or '[' in pattern else 'it is empty'}"
 
 
 class ConfigError(InputError):
@@ -179,6 +193,11 @@ class Configuration:
             if name in values:
                 values[name] = {**getattr(settings, name), **values[name]}
         settings = replace(settings, **values)
+        for name in ("exclude", "extend_exclude", "per_file_ignores"):
+            for fault in filter(None, map(wrong_pattern, self._overrides.get(name, ()))):
+                raise ConfigError(f"{name.replace('_', '-')}: {fault}")
+        if settings.torch_version and (fault := wrong_version(settings.torch_version)):
+            raise ConfigError(f"torch-version {fault}")
         for each in (settings.rules, settings._ignored, settings._severities):
             del each  # an unknown name is told before anything is read
         return settings
@@ -187,6 +206,8 @@ class Configuration:
 def _in_folder(folder: Path) -> Settings | None:
     for name in (OWN_FILE, "pyproject.toml"):
         path = folder / name
+        if name == OWN_FILE and os.path.islink(path) and not os.path.exists(path):
+            raise ConfigError(f"{path}: a link to nothing: mend or remove it, or pass --isolated")
         if os.path.isfile(path):  # `Path.is_file` raises where the folder may not be entered
             found = read(path)
             if found is not None:
@@ -244,6 +265,8 @@ def shown(settings: Settings) -> list[str]:
         if isinstance(value, Mapping):
             if value:
                 tables += ["", f"[{name}]", *(f"{_toml(each)} = {_toml(value[each])}" for each in value)]
+        elif key == "min_confidence":  # which depends on what is selected, where nobody gave it
+            lines.append(f"{name} = {_toml(settings.least)}")
         elif value not in ("", None):  # what nobody gave
             lines.append(f"{name} = {_toml(value)}")
     return lines + tables
@@ -298,6 +321,12 @@ class _Reader(Struct, frozen=True):
             )
         return tuple(value)
 
+    def patterns(self, key: str, value: Any) -> tuple[str, ...]:
+        for pattern in (patterns := self.words(key, value)):
+            if fault := wrong_pattern(pattern):
+                raise self.wrong(pattern or key, f"{key}: {fault}")
+        return patterns
+
     def flag(self, key: str, value: Any) -> bool:
         if not isinstance(value, bool):
             raise self.wrong(key, f"{key} must be true or false, not {_toml(value)}")
@@ -321,11 +350,9 @@ class _Reader(Struct, frozen=True):
         return self.one_of(CONFIDENCES, key, value)
 
     def torch(self, key: str, value: Any) -> str:
-        if not isinstance(value, str) or not is_version(value):
-            raise self.wrong(
-                key, f'{key} must be a version such as "2.6" or bounds such as ">=2.4,<2.9", not {_toml(value)}'
-            )
-        return value
+        if fault := wrong_version(value):
+            raise self.wrong(key, f"{key} {fault}")
+        return cast(str, value)
 
     def contracts(self, key: str, value: Any) -> Mapping[str, str]:
         from precisionlint.source.apis import table
@@ -358,9 +385,10 @@ class _Reader(Struct, frozen=True):
         return table
 
     def lists(self, key: str, value: Any) -> Mapping[str, tuple[str, ...]]:
+        self.patterns(key, list(self.table(key, value)))
         return {
             pattern: self.words(pattern, names if isinstance(names, list) else [names])
-            for pattern, names in self.table(key, value).items()
+            for pattern, names in value.items()
         }
 
     def severities(self, key: str, value: Any) -> Mapping[str, Severity]:
@@ -393,8 +421,8 @@ KEYS: Mapping[str, Callable[[_Reader, str, Any], Any]] = {
     "severity": _Reader.severities,
     "min-confidence": _Reader.confidence,
     "require-reason": _Reader.flag,
-    "exclude": _Reader.words,
-    "extend-exclude": _Reader.words,
+    "exclude": _Reader.patterns,
+    "extend-exclude": _Reader.patterns,
     "force-exclude": _Reader.flag,
     "assume": _Reader.assumptions,
     "device": _Reader.device,

@@ -312,6 +312,7 @@ def test_a_disk_that_is_full_leaves_the_file_as_it_was(monkeypatch, capsys):
     code, told = run(capsys, "train.py", "--add-ignores")
     assert (code, Path("train.py").read_text(), os.listdir()) == (2, CLIP, ["train.py"])
     assert "no space left on device" in told
+    assert "nothing to silence" not in told
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")

@@ -407,6 +407,25 @@ def test_a_configuration_that_is_named_is_parsed_even_if_nothing_in_it_is_of_tra
     assert folder.returncode == 0
 
 
+@pytest.mark.parametrize("arguments", [["verify"], ["verify", "--faults"], ["verify", "--contracts"]])
+def test_without_torch_verify_says_what_it_needs_and_nothing_else(arguments: list[str]) -> None:
+    script = (
+        "import sys\nfrom importlib import util\nreal = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name in ('torch', 'triton') else real(name, *rest)\n"
+        f"from precisionlint import cli\nsys.exit(cli.main({arguments}))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    needed = "precisionlint: verify needs torch and triton: pip install 'precisionlint[verify]'\n"
+    assert (ran.returncode, ran.stdout, ran.stderr) == (2, "", needed)
+
+
+@pytest.mark.parametrize("name", ["ds.json", "run.yaml"])
+def test_a_configuration_that_is_not_utf_8_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b'{"fp16": {"enabled": true},\n "author": "Andr\xe9"}')
+    done = run("check", "--no-cache", ".", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"precisionlint: {name}:2: not UTF-8 (byte 0xe9): save it as UTF-8\n")
+
+
 def test_a_file_that_is_named_is_parsed_even_if_nothing_in_it_trains(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("x = 1\ndef f(:\n", encoding="utf-8")
     (tmp_path / "plain.py").write_text("x = 1\n", encoding="utf-8")

@@ -133,6 +133,19 @@ def test_hooks_name_files_that_the_project_excludes():
     assert (report.findings, report.coverage.files) == ((), 0)
 
 
+def test_why_nothing_is_read_is_told(capsys):
+    write("third_party/train.py")
+    write("third_party/next.py")
+    pyproject('extend-exclude = ["third_party/*.py"]\nforce-exclude = true\n')
+    named = ["third_party/next.py", "third_party/train.py"]
+    assert cli.main(["check", *named]) == 0
+    said = "left out, as the settings exclude it and force-exclude is on"
+    assert capsys.readouterr() == ("found nothing\n", f"precisionlint: {said}: {', '.join(named)}\n")
+    assert cli.main(["check", "third_party"]) == 0
+    told = capsys.readouterr().err
+    assert told.endswith("in third_party, apart from what git ignores or the settings exclude\n")
+
+
 def test_assumptions_and_the_device_reach_the_reading():
     write(
         "train.py",
@@ -266,6 +279,19 @@ WRONG = [
         'pyproject.toml:2: torch-version must be a version such as "2.6" or bounds such as ">=2.4,<2.9", not 2.6',
     ),
     ('torch-version = "new"', 'or bounds such as ">=2.4,<2.9", not "new"'),
+    ('torch-version = ">=2.9,<2.4"', 'bounds that some version lies within, not ">=2.9,<2.4"'),
+    ('torch-version = ">2.4,<2.4"', "pyproject.toml:2: torch-version must have bounds that some version lies within"),
+    ('torch-version = ">=2.4,<=2.4"', None),
+    (
+        'extend-exclude = ["own/", "a[.py"]',
+        'pyproject.toml:2: extend-exclude: "a[.py" is no pattern: a [ is not closed',
+    ),
+    ('exclude = [""]', 'exclude: "" is no pattern: it is empty'),
+    ('exclude = ["# generated"]', 'exclude: "# generated" is no pattern: it is a comment'),
+    (
+        '[tool.precisionlint.per-file-ignores]\n"tests/[" = ["all"]',
+        'pyproject.toml:3: per-file-ignores: "tests/[" is no pattern: a [ is not closed',
+    ),
     (
         '[tool.precisionlint.frameworks]\n"lab.Engine" = "accelerate.Acelerator"',
         "pyproject.toml:3: frameworks: lab.Engine must act as a class or function of rules/frameworks.toml, not "
@@ -314,6 +340,42 @@ def test_a_section_that_is_no_table(text: str, capsys):
 def test_a_configuration_that_is_not_there_is_said(capsys):
     assert cli.main(["check", ".", "--config", "none.toml"]) == 2
     assert capsys.readouterr().err.endswith("none.toml: cannot be read: no such file or directory\n")
+
+
+def test_what_the_command_line_or_a_program_gives_is_held_to_the_same(capsys):
+    write("train.py")
+    for option, value, said in (
+        ("--exclude", "[", '"[" is no pattern: a [ is not closed'),
+        ("--extend-exclude", "", '"" is no pattern: it is empty'),
+        ("--torch-version", ">=2.9,<2.4", "must have bounds that some version lies within"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["check", "train.py", option, value])
+        assert f"argument {option}: {said}" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"extend-exclude: .* is no pattern"):
+        precisionlint.check("train.py", extend_exclude="[")
+    with pytest.raises(ConfigError, match="torch-version must have bounds"):
+        precisionlint.check("train.py", torch_version=">=2.9,<2.4")
+
+
+def test_a_configuration_that_is_a_link_to_nothing_is_said(capsys):
+    write("train.py")
+    Path("precisionlint.toml").symlink_to("gone.toml")
+    assert cli.main(["check", "train.py"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "precisionlint.toml: a link to nothing: mend or remove it, or pass --isolated\n"
+    )
+    assert cli.main(["check", "train.py", "--isolated"]) == 1
+
+
+def test_the_least_confidence_is_shown_whoever_gave_it(capsys):
+    for options, least in (
+        ((), "likely"),
+        (("--select", "all"), "possible"),
+        (("--min-confidence", "certain"), "certain"),
+    ):
+        assert cli.main(["check", ".", "--isolated", "--show-settings", *options]) == 0
+        assert f'min-confidence = "{least}"\n' in capsys.readouterr().out
 
 
 def test_settings_are_shown_as_the_toml_that_gives_them(capsys):

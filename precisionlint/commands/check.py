@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from precisionlint import baseline, catalogue
 from precisionlint.commands.check_output import Output, ProgressLine, lines, output, outputs_of, write_files
 from precisionlint.commands.common import Outcome, UsageError, add_color, complain, words
-from precisionlint.config import DEVICES, Configuration, Settings, is_version
+from precisionlint.config import DEVICES, Configuration, Settings, wrong_pattern, wrong_version
 from precisionlint.config import shown as shown_settings
 from precisionlint.errors import InputError
 from precisionlint.findings import CONFIDENCES, SEVERITIES, FileError, Report
@@ -97,9 +97,16 @@ def _add_rules(group: argparse._ArgumentGroup) -> None:
 
 def _add_files(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--exclude", metavar="PATTERN", action="append", default=[], help="leave out instead of the default"
+        "--exclude",
+        metavar="PATTERN",
+        type=_pattern,
+        action="append",
+        default=[],
+        help="leave out instead of the default",
     )
-    group.add_argument("--extend-exclude", metavar="PATTERN", action="append", default=[], help="leave out too")
+    group.add_argument(
+        "--extend-exclude", metavar="PATTERN", type=_pattern, action="append", default=[], help="leave out too"
+    )
     group.add_argument("--force-exclude", action="store_true", help="leave out excluded files even if they are named")
     group.add_argument("--markdown", action="store_true", help="read blocks of Python in Markdown files too")
     group.add_argument(
@@ -169,8 +176,14 @@ def _jobs(text: str) -> int:
 
 
 def _version(text: str) -> str:
-    if not is_version(text):
-        raise argparse.ArgumentTypeError(f"'{text}' is no version, such as 2.6 or '>=2.4,<2.9'")
+    if fault := wrong_version(text):
+        raise argparse.ArgumentTypeError(fault)
+    return text
+
+
+def _pattern(text: str) -> str:
+    if fault := wrong_pattern(text):
+        raise argparse.ArgumentTypeError(fault)
     return text
 
 
@@ -239,7 +252,7 @@ def _once(options: argparse.Namespace, wanted: Sequence[Output]) -> Outcome:
     for error in report.errors:
         print(error_line(error), file=sys.stderr)
     if not report.coverage.files and not report.errors:
-        complain(f"no Python and no configuration files in {', '.join(options.paths)}")
+        complain(_nothing(tuple(texts) or options.paths, configuration))
     for name in report.unheard:
         complain(f"nothing in these files is called {name}: to assume it changes nothing")
     code = report.exit_code_at(options.fail_on)
@@ -328,6 +341,18 @@ def _texts(options: argparse.Namespace) -> dict[str, bytes]:
     return {options.stdin_filename or "<stdin>": sys.stdin.buffer.read()}
 
 
+def _nothing(paths: Sequence[str], configuration: Configuration) -> str:
+    """Why no file was read, and none could not be."""
+    from precisionlint.files import left_out
+
+    named = [path for path in paths if not os.path.isdir(path)]
+    left = [path for path in named if left_out(Path(path).resolve(), configuration)]
+    if left:
+        return f"left out, as the settings exclude it and force-exclude is on: {', '.join(map(shown, left))}"
+    why = ", apart from what git ignores or the settings exclude" if len(named) < len(paths) else ""
+    return f"no Python and no configuration files in {', '.join(map(shown, paths))}{why}"
+
+
 def _write_baseline(report: Report, file: str) -> Outcome:
     number = baseline.write(Path(file), report.findings, Sources(report.texts))
     return Outcome(2 if report.errors else 0, [f"wrote {counted(number, 'finding')} to {file}"])
@@ -344,7 +369,7 @@ def _add_ignores(report: Report, reason: str, request: Request) -> Outcome:
     for error in errors:
         print(error_line(error), file=sys.stderr)
     told = [f"{shown(path)}: {counted(number, 'finding')} silenced" for path, number in sorted(written.items())]
-    return Outcome(2 if errors or report.errors else 0, told or ["nothing to silence"])
+    return Outcome(2 if errors or report.errors else 0, told or ([] if errors else ["nothing to silence"]))
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:

@@ -107,8 +107,9 @@ def run(options: argparse.Namespace) -> Outcome:
         proofs = prove(limit=options.timeout, progress=progress)
         for error in proofs.errors:
             complain(error)
-        as_json = options.format == "json"
-        return Outcome(proofs.exit_code, [verified.dumps(proofs)] if as_json else verified.render_proofs(proofs))
+        if options.format == "json":
+            return Outcome(proofs.exit_code, [verified.dumps(proofs)])
+        return Outcome(proofs.exit_code, verified.render_proofs(proofs) if proofs.proofs else [])
     if options.contract is not None and options.launcher is None:
         raise UsageError("--contract needs a launcher, such as my_kernels:launch")
     if options.option and options.launcher is None:
