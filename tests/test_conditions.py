@@ -115,3 +115,77 @@ def test_a_device_as_text_is_a_whole_device_where_some_have_an_index(tmp_path: P
     (tmp_path / "train.py").write_text(train, encoding="utf-8")
     report = check([str(tmp_path / "run.py")], select=["autocast-device-mismatch"], assume={})
     assert [each.confidence for each in report.findings] == told
+
+
+LISTED = """
+import contextlib
+
+import torch
+
+
+def train(args, model, loader):
+    if {precision} == "full":
+        half = torch.float16  # what a cache is kept in: no region has it
+    else:
+        half = torch.bfloat16
+    optimizer = torch.optim.AdamW(model.parameters())
+    if {precision} in {mixed}:
+        region = torch.autocast("cuda", dtype=half)
+    else:
+        region = contextlib.nullcontext()
+    for x in loader:
+        with region:
+            loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("precision", ["args['precision']", "args.precision"])
+@pytest.mark.parametrize(
+    ("mixed", "found"),
+    [
+        ('["mixed", "mixed_buffers"]', []),
+        ('("mixed", "mixed_buffers")', []),
+        ('{"mixed", "mixed_buffers"}', []),
+        ('["mixed", "full"]', ["fp16-without-scaler"]),
+        ('("mixed", "full")', ["fp16-without-scaler"]),
+    ],
+)
+def test_what_a_path_knows_of_a_setting_says_whether_a_list_holds_it(
+    tmp_path: Path, precision: str, mixed: str, found: list[str]
+):
+    file = tmp_path / "train.py"
+    file.write_text(textwrap.dedent(LISTED.format(precision=precision, mixed=mixed)), encoding="utf-8")
+    assert [each.rule for each in check([str(file)], assume={}).findings if each.severity != "info"] == found
+
+
+ASKED_TWICE = """
+import torch
+
+
+def train(args, model, loader):
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cuda") if args.precision in ["fp16", "amp"] else None
+    for x in loader:
+        with torch.autocast("cuda", dtype=torch.float16, enabled=args.precision in ("amp", "fp16")):
+            loss = model(x).mean()
+        if args.precision not in {{"fp16", "amp"}}:
+            loss.backward()
+            optimizer.step()
+        else:
+            scaler.scale(loss).backward()
+            {unscale}
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("unscale", "found"), [("scaler.unscale_(optimizer)", []), ("pass", ["clip-before-unscale"])])
+def test_a_list_that_is_asked_twice_answers_alike(tmp_path: Path, unscale: str, found: list[str]):
+    file = tmp_path / "train.py"
+    file.write_text(textwrap.dedent(ASKED_TWICE.format(unscale=unscale)), encoding="utf-8")
+    assert [each.rule for each in check([str(file)], assume={}).findings] == found

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from precisionlint.source.blur import is_kept
 from precisionlint.source.objects import is_container
 from precisionlint.source.state import NOTHING, State, decide
 from precisionlint.source.values import (
@@ -187,7 +188,8 @@ def compare(it: Interpreter, op: str, left: Value, right: Value) -> Value:
 
 
 def within(it: Interpreter, state: State, op: str, left: Value, container: Value) -> Value:
-    """``x in container``: decided where nothing is in it, or every item is a constant; else it may be either, each time."""
+    """``x in container``: decided where nothing is in it, where every item is a constant and x is one, or by what is known of x; the same
+    each time for a setting of precision; else it may be either, each time."""
     items = state.heap.get(container, {})
     known = (
         list(items)
@@ -199,7 +201,16 @@ def within(it: Interpreter, state: State, op: str, left: Value, container: Value
     if "*" not in items and isinstance(left, Const):
         constants = [item.value if isinstance(item, Const) else item for item in known]
         return const((left.value in constants) == (op == "in"))
+    texts = [const(item) if isinstance(item, str) else item for item in known]
+    if "*" not in items and isinstance(left, Sym) and all(is_text(item) for item in texts):
+        asked = compare(it, op, left, Tup(tuple(sorted(texts, key=repr))))
+        if is_kept(left.text) or truth(state, asked) is not None:
+            return asked
     return it.site(state, (container, op), f"{text_of(left)} {op} …", PLAIN, ())
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, Const) and isinstance(value.value, str)
 
 
 def opened_up(it: Interpreter, value: Value) -> Value:
@@ -261,7 +272,12 @@ def truth(state: State, value: Value) -> bool | None:
 
 
 def both(state: State, sym: Sym) -> bool | None:
-    """The truth of ``a and b`` / ``a or b`` by that of its sides."""
+    """The truth of ``a and b`` / ``a or b`` by that of its sides, of ``x in (texts)`` by what is known of x."""
+    if sym.key[:2] == ("op", "in") and isinstance(sym.key[2], Sym) and isinstance(sym.key[3], Tup):
+        left, texts = sym.key[2], sym.key[3].items
+        if left in state.facts and all(is_text(text) for text in texts):
+            each = {decide(state.facts[left], Cond(left, "eq", t, True)) for t in texts if isinstance(t, Const)}
+            return True if True in each else None if None in each else False
     if sym.key[0] == "op" and sym.key[1] in ("and", "or"):
         sides = [truth(state, side) for side in sym.key[2:]]
         decisive: bool = sym.key[1] == "or"
