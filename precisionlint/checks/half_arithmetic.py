@@ -16,6 +16,7 @@ from precisionlint.findings import Confidence, Severity
 from precisionlint.valueflow import (
     NUMBER,
     RANK,
+    UNKNOWN,
     VIEWS,
     Computed,
     Dtypes,
@@ -48,11 +49,15 @@ SERVING = re.compile(
 
 
 def grade(dtypes: Dtypes, scope: Scope) -> Confidence | None:
-    """``"certain"`` or ``"likely"`` where a value is or may be half, else None. Who disables autocast around an op has thought of its dtypes:
-    there only what is known counts."""
+    """``"certain"`` or ``"likely"`` where a value is or may be half, ``"possible"`` where it may be on one path and nothing is known of the
+    others, else None. Who disables autocast around an op has thought of its dtypes: there only what is known counts."""
     if known_half(dtypes):
         return "certain"
-    return "likely" if may_be_half(dtypes) and scope.enabled is not False else None
+    if scope.enabled is False:
+        return None
+    if may_be_half(dtypes):
+        return "likely"
+    return "possible" if "?" in dtypes and may_be_half(dtypes - UNKNOWN) else None
 
 
 def unless_handed_in(how: Confidence | None, value: Value, scope: Scope) -> Confidence | None:
@@ -272,7 +277,7 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
         made_here = any(
             s.op in ("linear", "matmul") or (s.op == "layer" and s.name == "Linear") for s in sources(value.inputs[0])
         )
-        if how == "likely" and not (made_here and value.op == "logsumexp"):
+        if how not in (None, "certain") and not (how == "likely" and made_here and value.op == "logsumexp"):
             how = "possible" if made_here or logits(value.inputs[0]) else None
         elif how is None and untold(value) and named(value.inputs[0], LOGITS) and event.scope.enabled is not False:
             how = "possible"

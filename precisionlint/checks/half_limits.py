@@ -13,23 +13,30 @@ from typing import Any
 from precisionlint.checks.base import Automaton, Family, Seen
 from precisionlint.checks.half_arithmetic import (
     INFERENCE,
+    SCALED,
     TRAINING,
     grade,
     hit,
     kept_in,
     logits,
+    operand_of_square,
     short,
     trains,
+    untold,
 )
 from precisionlint.valueflow import (
+    VIEWS,
     Computed,
+    Scope,
     Shows,
     Value,
     constant,
     find,
     known_half,
     may_be_half,
+    named,
     number,
+    same,
     shown_by,
     sources,
 )
@@ -91,6 +98,8 @@ def epsilon_underflow(state: None, event: Computed) -> Iterator[Any]:
         guarded, use = value.inputs[1], "divided by"
     elif value.op in ("log", "rsqrt", "reciprocal") and value.inputs:
         guarded, use = value.inputs[0], f"given to {value.op}"
+    elif value.op == "sqrt" and value.inputs:
+        guarded, use = value.inputs[0], "given to sqrt, whose gradient at zero is inf,"
     elif value.op == "normalize" and value.inputs:
         guarded, use = value, "divided by"
     else:
@@ -102,14 +111,14 @@ def epsilon_underflow(state: None, event: Computed) -> Iterator[Any]:
         if eps is None or not 0 < eps < 2**-25:
             continue
         if "float16" not in source.dtypes:
-            if (source.op == "normalize" or NORMS.search(event.scope.owner)) and grade(source.dtypes, event.scope):
+            normed = source.op == "normalize" or NORMS.search(event.scope.owner)
+            if grade(source.dtypes, event.scope) and (normed or trains(event.scope)):
                 yield hit(
                     "epsilon-underflow",
                     source,
                     "possible",
-                    f"{eps:g} is 0 in fp16 (its least number is 6e-8): given fp16, a vector of zeros is divided by zero here and becomes NaN; "
-                    "do this in fp32, or with an eps of 1e-4",
-                    (TRAINING, Shows("fp16")),
+                    vanishing(eps, use, source),
+                    needs_fp16(source, bool(normed)),
                 )
                 return
             continue
@@ -123,6 +132,22 @@ def epsilon_underflow(state: None, event: Computed) -> Iterator[Any]:
 
 
 NORMS = re.compile(r"norm", re.I)
+
+
+def vanishing(eps: float, use: str, guarded: Value) -> str:
+    """What a guard does for which nobody knows whether it is ever given fp16."""
+    if guarded.op == "normalize":
+        use = "divided by here"
+    return (
+        f"{eps:g} is 0 in fp16 (its least number is 6e-8): given fp16, a zero that is {use} makes inf or NaN; do this in fp32, or with an "
+        "eps of 1e-4"
+    )
+
+
+def needs_fp16(guarded: Value, normed: bool) -> tuple[Shows, ...]:
+    """fp16, and nothing that lifts what is guarded to fp32; norms are for any program."""
+    lifted = not normed and any(atom[0] == "^" for atom in guarded.dtypes)
+    return (TRAINING, Shows("fp16"), shown_by(guarded.dtypes)) if lifted else (TRAINING, Shows("fp16"))
 
 
 def added_guard(value: Value) -> Value | None:
@@ -145,7 +170,7 @@ def half_noise(state: None, event: Computed) -> Iterator[Any]:
     how = grade(uniform.dtypes, event.scope) if uniform is not None else None
     if uniform is None or how is None or event.scope.kind == "test":
         return
-    if how == "likely" and (not trains(event.scope) or INFERENCE.search(event.scope.owner.lower())):
+    if how != "certain" and (not trains(event.scope) or INFERENCE.search(event.scope.owner.lower())):
         return
     yield hit(
         "half-noise",
@@ -172,6 +197,9 @@ def from_zero(value: Value) -> bool:
 @FAMILY.rule("loss-on-half-logits", Computed)
 def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
     value, scope = event.value, event.scope
+    if value.op in BY_HAND:
+        yield from loss_by_hand(value, scope)
+        return
     if value.op not in LOSSES or not value.inputs or not trains(scope):
         return
     given, half = value.inputs[0], known_half(value.inputs[0].dtypes)
@@ -183,12 +211,13 @@ def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
         yield hit("loss-on-half-logits", value, "certain", of_logits(given), (), logits_at(given))
         return
     # What a model gives may be anything, and so is what a criterion from elsewhere does with it.
-    if scope.enabled is not False and (half or may_be_half(given.dtypes)) and logits(given):
+    told = (half or may_be_half(given.dtypes)) and logits(given)
+    if scope.enabled is not False and (told or (value.op != "loss" and untold(given) and named(given, OUTPUTS))):
         message = of_logits(given)
         if value.op == "loss":
             if not may_be_half(value.dtypes):  # autocast lifts it
                 return
-            message = f"{value.name} of {short(given.dtypes)} predictions: differences and their mean are rounded; cast them to float first"
+            message = of_predictions(value.name, given)
         if value.op == "criterion":
             message = f"'{value.name}' is given {short(given.dtypes)} logits: unless it widens them its loss is rounded; cast them to float first"
         needs = (TRAINING, Shows("half"))
@@ -196,6 +225,58 @@ def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
 
 
 LOSSES = frozenset({"cross_entropy", "criterion", "loss"})
+BY_HAND = frozenset({"mean", "sum", "logsigmoid"})
+OUTPUTS = re.compile(r"^(?:model_)?(?:outputs?|logits?|y_?hat|preds?|predictions?)$")
+"""What a program calls that which its model gives."""
+
+
+def loss_by_hand(value: Value, scope: Scope) -> Iterator[Any]:
+    """``((prediction - target) ** 2).mean()``, ``-logsigmoid(chosen - rejected)``: losses that a program writes itself."""
+    if not value.inputs or scope.enabled is False or not may_be_half(value.dtypes) or not trains(scope):
+        return
+    needs = (TRAINING, shown_by(value.dtypes))
+    if value.op == "logsigmoid":
+        parts = next((s.inputs for s in sources(value.inputs[0], VIEWS | SCALED) if s.op == "sub"), ())
+        if len(parts) == 2 and all(named(each, PREFERRED) or logits(each) for each in parts):
+            message = (
+                "the log of a sigmoid of a difference of half scores: the difference is rounded, and so is the loss; cast the scores to float "
+                "first"
+            )
+            yield hit("loss-on-half-logits", value, "possible", message, needs)
+        return
+    difference = error_within(value)
+    if difference is None:
+        return
+    left, right = difference.inputs
+    predicted = next((each for each in (left, right) if logits(each)), None)
+    if predicted is not None and not of_itself(left, right) and not of_itself(right, left):
+        message = of_predictions("the error", predicted)
+        yield hit("loss-on-half-logits", value, "possible", message, needs, logits_at(predicted))
+
+
+PREFERRED = re.compile(r"chosen|rejected|reward|score")
+"""What two answers are called of which one is preferred."""
+
+
+def error_within(value: Value) -> Value | None:
+    """The difference whose squares or sizes are summed up."""
+    for inner in sources(value.inputs[0]):
+        operand = inner.inputs[0] if inner.op == "abs" else operand_of_square(inner)
+        for made in sources(operand) if operand is not None else ():
+            if made.op == "sub" and len(made.inputs) == 2:
+                return made
+    return None
+
+
+def of_itself(left: Value, right: Value) -> bool:
+    """Whether one is made of the other: a deviation from its own mean is no error."""
+    return find(right, lambda v: same(v, left), lambda v: v.op in ("layer", "linear"), 24) is not None
+
+
+def of_predictions(name: str, given: Value) -> str:
+    return (
+        f"{name} of {short(given.dtypes)} predictions: differences and their mean are rounded; cast them to float first"
+    )
 
 
 def of_logits(given: Value) -> str:

@@ -81,7 +81,7 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
             yield cast_frequencies(held, value)
         how = grade(value.dtypes, event.scope)
         cast = find(value, lambda v: v.op == "cast" and may_be_half(v.dtypes), lambda v: v.op in COUNTED, 16)
-        if how == "likely" and cast is None and held is not None:
+        if how not in (None, "certain") and cast is None and held is not None:
             how = None if value.op != "matmul" else how
         if how is not None:
             # Positions that come as they are, are half only where everything is.

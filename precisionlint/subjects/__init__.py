@@ -106,6 +106,7 @@ ARITHMETIC = (
     b".half()", b"float16", b"MXFP8BlockScaling", b"autograd.Function", b"(Function", b"custom_op(",
     b"_int_mm", b".transpose(-", b".mT", b"torch.where(", b"cumsum(", b".buffer()", b"cross_entropy", b"CrossEntropyLoss",
     b"mse_loss(", b"l1_loss(", b"kl_div(", b"zeros_like(", b"] = -1", b"* -1e", b"* 1e1", b"pow(2)", b"square()",
+    b"logsigmoid(", b"rsqrt(", b"+ 1e-", b"+ eps", b"clamp(min=",
 )  # fmt: skip
 """What an op or a call of value flow's rules is called."""
 

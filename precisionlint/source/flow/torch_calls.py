@@ -12,6 +12,7 @@ from precisionlint.source.flow import ops
 from precisionlint.source.flow.devices import also_place, placed
 from precisionlint.source.flow.heap import NOTHING
 from precisionlint.source.flow.joins import element
+from precisionlint.source.flow.losses import outside_loss
 from precisionlint.source.flow.words import ast_name, outlives, wants_wide_gradients
 from precisionlint.valueflow import (
     BOOL,
@@ -89,6 +90,7 @@ def external(frame: Frame, name: str, args: list[Value], options: dict[str, Valu
         return folded_math(last, args) or Value("number", tuple(args), NUMBER, frame.at(node))
     value = Value("constructed", tuple(args), UNKNOWN, frame.at(node), name, options=options)
     frame.tell(Called(value.at, (), value, frame.scope))
+    outside_loss(frame, name, args, options, node)
     off = options.get("enabled")
     if "autocast" in last and off is not None and off.constant is False:  # of a library, by its name
         return Value("region", (), UNKNOWN, value.at, name, ref=(False, Region("", "", at=value.at)))
