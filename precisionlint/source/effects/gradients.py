@@ -14,6 +14,7 @@ from precisionlint.source.effects.common import (
     Outcome,
     argument,
     dtype_in,
+    is_model,
     one,
     one_of_many,
     receiver_text,
@@ -141,6 +142,15 @@ def clip(it: Interpreter, state: State, instr: p.Call, name: str, args: Args) ->
     limit = argument(args, limit_at, limit_name)
     emit_clip(it, state, instr, grads, limit, name.rpartition(".")[2])
     return one(state, result(it, state, instr, External(name), ()))
+
+
+def clip_of_model(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    """``model.clip_grad_norm_(max_norm)``, which FSDP has because no rank holds all gradients: it unscales none."""
+    if not is_model(it, state, receiver):
+        return call_unknown(it, state, instr, Method(receiver, name), args)
+    grads = Tensors("params", model_weights(it, receiver))
+    emit_clip(it, state, instr, grads, argument(args, 0, "max_norm"), name)
+    return one(state, result(it, state, instr, Method(receiver, name), args))
 
 
 def norm_of(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
