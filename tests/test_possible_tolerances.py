@@ -8,7 +8,12 @@ import pytest
 
 from precisionlint import check
 
-HEAD = "import pytest\nimport torch\nfrom kernels import gate, route, route_ref\n\n\n"
+HEAD = """import pytest
+import torch
+from kernels import Blocked, Plain, blend, blend_kernel, gate, make_rows, route, route_ref, swap_rows, swap_rows_kernel
+
+
+"""
 
 BROKEN = {
     "a compiled function and the eager one": """
@@ -28,6 +33,52 @@ def test_route():
     x = torch.randn(4, 64).bfloat16()
     assert torch.allclose(route(x), route_ref(x), rtol=1e-4, atol=1e-4)  # <-
 """,
+    "a result that is called expected, in a dtype that has a name": """
+def test_blend():
+    dtype = torch.bfloat16
+    buffer = torch.randn(4096, dtype=dtype)
+    rows = torch.as_strided(buffer, (8, 64), (512, 1))
+    expected = gate(rows.contiguous())
+    torch.testing.assert_close(blend(rows), expected, rtol=1e-3, atol=1e-3)  # <-
+""",
+    "two modules that were made in two ways": """
+def test_modules(width):
+    plain, blocked = Plain(width), Blocked(width, size=16)
+    blocked.load_state_dict(plain.state_dict())
+    left, right = torch.randn(8, 32).bfloat16(), torch.randn(8, 32).bfloat16()
+    x = torch.cat((left, right), dim=1)
+    original = plain(x)
+    output = blocked(x)
+    torch.testing.assert_close(output, original, rtol=1e-3, atol=1e-3)  # <-
+""",
+    "what a helper makes in the dtype it is asked for": """
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows(dtype):
+    keys, values = make_rows(8, 64, dtype=dtype)
+    reference = gate(keys, values)
+    assert (blend(keys, values) - route_ref(keys, values)).abs().max() < 1e-5  # <-
+    torch.testing.assert_close(blend(keys, values), reference, rtol=1e-4, atol=1e-4)  # <-
+""",
+}
+
+LIKELY = {
+    "a kernel that fills what is handed to it": """
+def test_filled():
+    a = torch.randn(64, 256, dtype=torch.bfloat16)
+    b = torch.randn(128, 256, dtype=torch.bfloat16)
+    out = torch.empty(64, 128, dtype=torch.bfloat16)
+    blend_kernel[(4, 4)](a, b, out, 64, 128, 256)
+    torch.testing.assert_close(out, a @ b.T, rtol=1e-5, atol=1e-5)  # <-
+""",
+    "an op that fills its first argument, and a bound that a test case sets": """
+class TestBlend(BlendCase):
+    def test_filled(self):
+        dtype = torch.float16
+        a, b = torch.randn(64, 256, dtype=dtype), torch.randn(128, 256, dtype=dtype)
+        out = torch.empty_like(a)
+        blend(out, a, b)
+        self.assertLess((out - a @ b.T).abs().max().item(), 1e-6)  # <-
+""",
 }
 
 SOUND = {
@@ -43,6 +94,46 @@ def test_gates():
     assert torch.allclose(gate(x), gate(x.clone()), atol=1e-5)
     assert torch.allclose(gate(x), route(x), atol=1e-5)
 """,
+    "numbers that are only moved, whatever they are called": """
+def test_moved(index):
+    dtype = torch.bfloat16
+    rows = torch.randn(8, 64, dtype=dtype)
+    out = torch.empty_like(rows)
+    swap_rows_kernel[(8,)](rows, out, index)
+    expected = torch.gather(rows, 0, index)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    expected_rows = route(rows)
+    torch.testing.assert_close(swap_rows(rows), expected_rows, rtol=1e-5, atol=1e-5)
+    expected_rows = torch.where(rows.abs() > 1, rows, 0.0)
+    torch.testing.assert_close(blend(expected_rows), expected_rows, rtol=1e-5, atol=1e-5)
+""",
+    "one module, and what wraps it; two of one class": """
+def test_wrapped(width):
+    plain = Plain(width)
+    wrapped = Blocked(plain, size=16).to(torch.bfloat16)
+    again = Plain(width)
+    x = torch.randn(8, 64).bfloat16()
+    expected = plain(x)
+    torch.testing.assert_close(wrapped(x), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(again(x), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(plain.down(plain.up(x)), expected, rtol=1e-5, atol=1e-5)
+""",
+    "whole numbers, whose products bf16 holds": """
+def test_whole():
+    a, b = torch.randint(-4, 4, (8, 8)).to(torch.bfloat16), torch.randint(-4, 4, (8, 8)).to(torch.bfloat16)
+    out = torch.empty(8, 8, dtype=torch.bfloat16)
+    blend_kernel[(1,)](a, b, out)
+    torch.testing.assert_close(out.float(), a.float() @ b.float(), rtol=1e-3, atol=1e-3)
+""",
+    "a tolerance for the dtype that has a name, and memory that stays as it was": """
+def test_named(tolerances):
+    dtype = torch.bfloat16
+    x = torch.randn(8, 64, dtype=dtype)
+    out, expected = torch.empty_like(x), gate(x)
+    print(out, x)
+    tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(blend(x), expected, rtol=tolerance, atol=tolerance)
+""",
     "a model that was saved, and the same again": """
 def test_saved(tmp_path, ref_model, model):
     x = torch.randn(4, 64).bfloat16()
@@ -53,11 +144,12 @@ def test_saved(tmp_path, ref_model, model):
 }
 
 
-@pytest.mark.parametrize("name", [*BROKEN, *SOUND])
+@pytest.mark.parametrize("name", [*BROKEN, *LIKELY, *SOUND])
 def test_what_two_ways_in_half_are_held_to(tmp_path: Path, name: str) -> None:
-    text = HEAD + {**BROKEN, **SOUND}[name].lstrip("\n")
+    text = HEAD + {**BROKEN, **LIKELY, **SOUND}[name].lstrip("\n")
     file = tmp_path / "test_kernels.py"
     file.write_text(text)
     report = check([file.as_posix()], select=["tight-half-tolerance"], min_confidence="possible")
     marked = [number for number, line in enumerate(text.splitlines(), 1) if line.endswith("  # <-")]
-    assert [(each.place.line, each.confidence) for each in report.findings] == [(line, "possible") for line in marked]
+    confidence = "likely" if name in LIKELY else "possible"
+    assert [(each.place.line, each.confidence) for each in report.findings] == [(line, confidence) for line in marked]

@@ -75,7 +75,17 @@ CONFIGURED = (
     b"fp16_allreduce",
 )
 NAMED_HALF = (b"bfloat16", b"float16", b".half")
-TAKEN = (b"allclose", b"assert_close", b".numpy()", b"np.asarray", b"np.array", b"error < ", b"err < ")
+TAKEN = (
+    b"allclose",
+    b"assert_close",
+    b".numpy()",
+    b"np.asarray",
+    b"np.array",
+    b"error < ",
+    b"err < ",
+    b"assertLess",
+    b".max() <",
+)
 JAX = (b".add(", b"segment_sum", b"scan", b"fori_loop", b"pallas_call", b"jnp.zeros", b"optax", b"softmax", b"float32")
 WRITTEN = (
     b"communication_data_type",

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from precisionlint.events import Event
 from precisionlint.facts import HeldTo, ToNumpy
-from precisionlint.findings import Place
 from precisionlint.recipes import HALVES
 from precisionlint.subjects import File
+from precisionlint.subjects.compared import COMPUTING, MOVING, Comparison, Difference, Tensor, called_by, innermost
 from precisionlint.subjects.names import Names, argument
 from precisionlint.subjects.parametrized import Choices, Run, runs
 
@@ -37,6 +36,8 @@ CREATORS = frozenset(
         "rand_like",
         "zeros_like",
         "ones_like",
+        "empty_like",
+        "full_like",
     }
 )
 LIKE = frozenset({"randn_like", "rand_like", "zeros_like", "ones_like", "empty_like", "full_like"})
@@ -47,50 +48,20 @@ KEEPING = frozenset(
     }
 )  # fmt: skip
 """Methods and attributes whose result has the dtype and the precision of the tensor."""
-COMPUTING = frozenset(
-    {
-        "matmul", "mm", "bmm", "addmm", "linear", "einsum", "softmax", "log_softmax", "layer_norm", "rms_norm", "sum", "mean", "cumsum", "norm",
-        "conv1d", "conv2d", "cross_entropy", "scaled_dot_product_attention", "logsumexp", "baddbmm", "dot", "var", "std", "prod",
-    }
-)  # fmt: skip
-"""Functions of torch that add many terms up."""
-REFERENCE = re.compile(r"(?:^|_)(?:ref(?:erence)?|torch|eager|naive|golden|native|pytorch)(?:_|$)", re.I)
-"""What a function is called that computes what another is held to."""
 RESTORES = re.compile(r"load|save|state_dict|checkpoint|copy\(")
 """What a test does whose two results are bitwise equal, whatever they are called."""
-JUDGED = re.compile(r"allclose|assert_close|\bnumpy\(|asarray\(|np\.array\(|\bassert\b.*<")
+JUDGED = re.compile(r"allclose|assert_close|assertLess|\bnumpy\(|asarray\(|np\.array\(|\bassert\b.*<")
 NAMED = re.compile(r"float16|half")
 OTHER_DTYPE = ("dtype", "out_dtype", "output_dtype")
 CLOSE = "torch.testing.assert_close"
-"""And torch's own ``TestCase.assertEqual``, which takes the same."""
+CLOSER = ("assert_close", "allclose", "assertEqual")
+"""And what a project calls its own that takes the same, ``TestCase.assertEqual`` of torch among them."""
 DEFAULTS = {
     "torch.allclose": (1e-5, 1e-8),
     "numpy.allclose": (1e-5, 1e-8),
     "numpy.testing.assert_allclose": (1e-7, 0.0),
 }
 """(rtol, atol) where they are not given; torch.testing.assert_close chooses by dtype, and asks for both or none."""
-
-
-class Tensor(Struct, frozen=True):
-    """``dtype``: ``"bf16"``, ``"fp16"`` or ``"fp32"``; ``computed``: the half in which it was computed, also where it was widened since;
-    ``op``: what computed it, nothing for an input; ``parameter``: the test's parameter that decides."""
-
-    dtype: str
-    at: Place
-    computed: str = ""
-    op: str = ""
-    parameter: str = ""
-    guess: bool = False
-
-
-class Difference(Struct, frozen=True):
-    """``result - reference``, or its size: the ``mean`` or the ``most`` of it, ``relative`` to something."""
-
-    left: Tensor
-    right: Tensor
-    mean: bool = False
-    most: bool = False
-    relative: bool = False
 
 
 Value = Tensor | Difference | None
@@ -145,6 +116,7 @@ class Function:
         self.learnt: dict[str, Tensor] = {}
         self.choices = Choices(names, dict(run.halves), {**constants, **run.values})
         self.numbers: dict[str, float | None] = {}
+        self.makers: dict[str, ast.Call] = {}
         self.ended = False
         self.restores = bool(RESTORES.search("\n".join(file.lines[node.lineno - 1 : node.end_lineno])))
         self.unsure = 0  # in how many blocks that this run may not enter
@@ -181,8 +153,11 @@ class Function:
             for child in ast.iter_child_nodes(node):
                 if isinstance(child, ast.expr):
                     yield from self.judged(child)
-            if isinstance(node, ast.Assert):
-                yield from self.bounded(node.test)
+            test = node.test if isinstance(node, ast.Assert) else None
+            if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], (ast.Lt, ast.LtE)):
+                yield from self.bounded(test.left, test.comparators[0], test)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                self.filled(node.value)
             if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                     self.bind(target, node.value)
@@ -199,6 +174,10 @@ class Function:
             if isinstance(value, ast.Dict):
                 self.choices.written[target.id] = value
             self.held[target.id] = self.value(value)
+            if self.names.of(value).startswith("torch."):  # dtype = torch.bfloat16
+                self.choices.written[target.id] = value
+            if isinstance(value, ast.Call):
+                self.makers[target.id] = innermost(value)
             number = value.value if isinstance(value, ast.Constant) and isinstance(value.value, (int, float)) else None
             same = target.id not in self.numbers or self.numbers[target.id] == number
             self.numbers[target.id] = number if same or not self.unsure else None
@@ -211,8 +190,23 @@ class Function:
                 if values is not None:
                     self.bind(each, values[position])
                 elif isinstance(each, ast.Name):
-                    first = of if position == 0 and isinstance(of, Tensor) and of.guess else None
+                    first = of if isinstance(of, Tensor) and of.guess and (position == 0 or not of.op) else None
                     self.held[each.id] = self.learnt.get(each.id) or first
+
+    def filled(self, call: ast.Call) -> None:
+        """What ``kernel[grid](x, out)`` and ``rms_norm(out, x)`` write: tensors whose memory holds nothing yet."""
+        name = called_by(call.func)
+        op = _last(call.func.value if isinstance(call.func, ast.Subscript) else call.func) or name
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        held = [(each.id, of) for each in given if isinstance(each, ast.Name) and (of := self.held.get(each.id))]
+        tensors = [of for _, of in held if isinstance(of, Tensor) and not of.blank]
+        if not tensors or self.names.of(call.func).partition(".")[0] in ("torch", "numpy", "print"):
+            return
+        made = self.computed(op, tensors, call, guess=True)
+        for name, of in held:
+            if isinstance(of, Tensor) and of.blank:
+                computed = made.computed if made is not None and of.dtype != "fp32" else ""
+                self.held[name] = replace(of, op=op, computed=computed, at=self.file.place(call), blank=False)
 
     def value(self, node: ast.expr) -> Value:
         if isinstance(node, ast.Name):
@@ -289,20 +283,29 @@ class Function:
             if of is not None:
                 return self.method(of, call, function)
             if last in ("to", "half", "bfloat16"):
-                return self.made_half(call, last)
+                whole = self.names.of(innermost(call).func) in ("torch.randint", "torch.arange", "torch.randperm")
+                return self.made_half(call, last) if not whole else None  # what is made of whole numbers may be exact
         last = last or ("model" if isinstance(function, ast.Call) else "")
         operands = [
             value
             for each in (*call.args, *(k.value for k in call.keywords))
             if isinstance(value := self.value(each), Tensor)
         ]
-        if not operands or any(k.arg in OTHER_DTYPE for k in call.keywords) or not last:
+        if any(k.arg in OTHER_DTYPE for k in call.keywords) or not last:
+            given = argument(call, "dtype")
+            made = self.dtype(given, call) if given is not None and last.islower() and not operands else None
+            return replace(made, guess=True) if made is not None and made.dtype != "fp32" else None
+        if not operands:
             return None
-        return self.computed(last, operands, call, guess=True)
+        made = self.computed(last, operands, call, guess=True)
+        by = called_by(function)
+        return replace(made, by=by) if made is not None and by not in ("self", *self.names.imported) else made
 
     def torch_call(self, call: ast.Call, op: str) -> Tensor | None:
-        values = [self.value(each) for each in call.args]
-        operands = [each for each in values if isinstance(each, Tensor)]
+        flat = [
+            part for each in call.args for part in (each.elts if isinstance(each, (ast.Tuple, ast.List)) else [each])
+        ]
+        operands = [value for each in flat if isinstance(value := self.value(each), Tensor)]
         if not operands:
             return None
         dtype = argument(call, "dtype")
@@ -313,6 +316,8 @@ class Function:
                 if made
                 else None
             )
+        if op in MOVING:
+            return operands[0] if len({each.dtype for each in operands}) == 1 else None
         if op in COMPUTING or op in ("exp", "log", "tanh", "sigmoid", "gelu", "silu", "add", "mul"):
             return self.computed(op, operands, call)
         return self.computed(op, operands, call, guess=True)
@@ -322,15 +327,20 @@ class Function:
         if given is None:
             if name in LIKE:
                 of = self.value(call.args[0]) if call.args else None
-                return replace(of, computed="", op="") if isinstance(of, Tensor) else None
-            return Tensor("fp32", self.file.place(call)) if name in ("randn", "rand") and not _splat(call) else None
-        return self.dtype(given, call)
+                made = replace(of, computed="", op="") if isinstance(of, Tensor) else None
+            else:
+                made = Tensor("fp32", self.file.place(call)) if name in ("randn", "rand") and not _splat(call) else None
+        else:
+            made = self.dtype(given, call)
+        return replace(made, blank=name.startswith("empty")) if made is not None else None
 
     def dtype(self, node: ast.expr, at: ast.expr) -> Tensor | None:
         """A tensor of the dtype that an expression names."""
         place = self.file.place(at)
         if isinstance(node, ast.Name) and node.id in self.choices.halves:
             return Tensor(self.choices.halves[node.id], place, parameter=node.id)
+        if isinstance(node, ast.Name):
+            node = self.choices.written.get(node.id, node)
         if isinstance(node, ast.Attribute) and node.attr == "dtype":
             of = self.value(node.value)
             return Tensor(of.dtype, place, parameter=of.parameter) if isinstance(of, Tensor) and not of.guess else None
@@ -397,8 +407,10 @@ class Function:
                 yield from self.to_numpy(self.value(function.value), ".numpy()", each)
             elif name in ("numpy.asarray", "numpy.array") and each.args:
                 yield from self.to_numpy(self.value(each.args[0]), f"np.{name.rpartition('.')[2]}", each)
-            elif name in (CLOSE, *DEFAULTS) or (isinstance(function, ast.Attribute) and function.attr == "assertEqual"):
+            elif name in DEFAULTS or _last(function).endswith(CLOSER):
                 yield from self.close(each, name if name in DEFAULTS else CLOSE)
+            elif _last(function) in ("assertLess", "assertLessEqual") and len(each.args) > 1:
+                yield from self.bounded(each.args[0], each.args[1], each)
 
     def to_numpy(self, value: Value, call: str, node: ast.Call) -> Iterator[Event]:
         if isinstance(value, Tensor) and value.dtype == "bf16" and not value.guess:
@@ -420,19 +432,18 @@ class Function:
         if len(sides) == 2 and isinstance(sides[0], Tensor) and isinstance(sides[1], Tensor):
             if sides[0].dtype != sides[1].dtype and name.startswith("torch.") and argument(call, "check_dtype") is None:
                 return  # torch refuses to compare them: a guess was wrong
-            yield from self.held_to("close", sides[0], sides[1], tolerances[0], tolerances[1], call)
+            names = [name if (name := called_by(each)) in self.held else "" for each in call.args[:2]]
+            yield from self.held_to("close", sides[0], sides[1], tolerances[0], tolerances[1], call, names)
 
-    def bounded(self, test: ast.expr) -> Iterator[Event]:
+    def bounded(self, less: ast.expr, more: ast.expr, node: ast.expr) -> Iterator[Event]:
         """``assert relative_error < 1e-3``"""
-        if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], (ast.Lt, ast.LtE)):
-            return
-        value, bound = self.value(test.left), self.number(test.comparators[0])
+        value, bound = self.value(less), self.number(more)
         if not isinstance(value, Difference) or bound is None:
             return
         if value.mean and value.relative:
-            yield from self.held_to("mean", value.left, value.right, bound, 0.0, test)
+            yield from self.held_to("mean", value.left, value.right, bound, 0.0, node)
         elif value.most and not value.relative:
-            yield from self.held_to("most", value.left, value.right, 0.0, bound, test)
+            yield from self.held_to("most", value.left, value.right, 0.0, bound, node)
 
     def number(self, node: ast.expr) -> float | None:
         """A number that is written down, here or in the one assignment to a name."""
@@ -452,22 +463,14 @@ class Function:
         rtol: float,
         atol: float,
         node: ast.expr,
+        names: Sequence[str] = ("", ""),
     ) -> Iterator[Event]:
         """The comparison of a result that was computed in half with a reference: one in fp32, or another op's in half."""
-        half = [each for each in (left, right) if each.computed]
-        at = self.file.place(node)
-        if len(half) == 1:
-            (result,) = half
-            reference = right if result is left else left
-            if reference.op:
-                yield HeldTo(at, (), kind, result.computed, rtol, atol, result.op, "fp32", result.at, result.parameter)
-        elif len(half) == 2 and left.op != right.op:
-            known = {left.op, right.op} & {"@", *COMPUTING}
-            if not known and (bool(REFERENCE.search(left.op)) is bool(REFERENCE.search(right.op)) or self.restores):
-                return
-            result = left if left.op not in COMPUTING and left.op != "@" else right
-            against: Literal["half", "reference"] = "half" if known else "reference"
-            parameter = left.parameter or right.parameter
+        told = Comparison(names, self.makers, self.restores).of(left, right)
+        if told is not None:
+            result, against = told
+            parameter = result.parameter if against == "fp32" else left.parameter or right.parameter
+            at = self.file.place(node)
             yield HeldTo(at, (), kind, result.computed, rtol, atol, result.op, against, result.at, parameter)
 
 

@@ -39,9 +39,12 @@ class Choices(Struct):
             return None
         right = test.comparators[0]
         options = right.elts if isinstance(right, (ast.Tuple, ast.List, ast.Set)) else [right]
-        if test.left.id not in self.halves or not all(self.names.of(each).startswith("torch.") for each in options):
+        of = self.halves.get(test.left.id)
+        if of is None and test.left.id in self.written:  # dtype = torch.bfloat16
+            of = half(self.names, self.written[test.left.id]) or None
+        if of is None or not all(self.names.of(each).startswith("torch.") for each in options):
             return None
-        within = self.halves[test.left.id] in {half(self.names, each) for each in options}
+        within = of in {half(self.names, each) for each in options}
         return within == isinstance(test.ops[0], (ast.Eq, ast.Is, ast.In))
 
     def chosen(self, node: ast.expr) -> ast.expr:
