@@ -49,9 +49,10 @@ class Follows(Struct, frozen=True):
 
 class Region(Record, frozen=True, eq=False):
     """An autocast region that is in force: device and dtype are ``""`` where they are unknown. ``setting``: what the program calls a dtype
-    that it is given and asks nothing about."""
+    that it is given and asks nothing about; ``opener``: the framework that enters it around what the program does, with a scaler of its
+    own where one is due."""
 
-    aside: ClassVar[tuple[str, ...]] = ("at", "when", "setting")
+    aside: ClassVar[tuple[str, ...]] = ("at", "when", "setting", "opener")
 
     device: str
     dtype: str
@@ -60,6 +61,7 @@ class Region(Record, frozen=True, eq=False):
     at: Any = None
     when: tuple[str, ...] = ()
     setting: str = ""
+    opener: str = ""
 
 
 class Event(Struct, frozen=True, eq=False):

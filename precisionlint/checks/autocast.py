@@ -109,7 +109,7 @@ FAMILY = Family(Automaton("autocast", Open(), advance, settle, lambda state: len
 @FAMILY.rule("backward-under-autocast", Backward)
 def backward_under_autocast(state: Open, event: Backward) -> Iterator[Any]:
     region = event.open_region
-    if region is None or region.dtype not in (*HALF, ""):
+    if region is None or region.opener or region.dtype not in (*HALF, ""):
         return
     yield Hit(
         "backward-under-autocast",

@@ -20,6 +20,7 @@ from precisionlint.checks.scale_ledger import (
 from precisionlint.events import (
     Backward,
     Closed,
+    Engine,
     Grads,
     LossUnscaled,
     Named,
@@ -289,13 +290,36 @@ def step_bypasses_scaler(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
     )
 
 
+PASSED_BY = {
+    "lightning": "the step divides all of its gradients by the scale, or raises where nothing was scaled before; call "
+    "self.manual_backward(loss)",
+    "fabric": "Fabric raises RuntimeError here, before lightning 2.2 where it steps; call {0}.backward(loss)",
+}
+"""What comes of a loss that goes past the backward of a framework which scales there (accelerate has a rule of its own)."""
+
+
+def past_an_engine(engine: Engine, event: Step, plain: Seen) -> Hit:
+    does = f"'{event.optimizer.name}' steps through the scaler of '{engine.name}'"
+    return Hit(
+        "backward-without-scale",
+        plain.at,
+        f"{does}, but this loss was never scaled: {PASSED_BY[engine.framework].format(engine.name)}",
+        (plain, seen(event, does)),
+        confidence="certain" if engine.sure else "likely",
+    )
+
+
 @FAMILY.rule("backward-without-scale", Backward, Step)
 def backward_without_scale(ledger: Ledger, event: Backward | Step) -> Iterator[Any]:
     if isinstance(event, Backward):
         if event.scale is not None and event.scale.value is not None:
             yield Evidence(("scaled", event.scale.value.id))
         return
-    if event.via is None or ledger.unknown or ledger.plain is None or not ledger.is_plain:
+    if ledger.unknown or ledger.plain is None or not ledger.is_plain:
+        return
+    if event.engine is not None and event.engine.framework in PASSED_BY:
+        yield past_an_engine(event.engine, event, ledger.plain)
+    if event.via is None:
         return
     if ledger.pending and (len(ledger.owns) != 1 or any(own.optimizer != event.optimizer for own in ledger.owns)):
         return  # the other loss may be another optimizer's

@@ -222,7 +222,9 @@ def after_backward(ledger: Ledger, event: Backward) -> Ledger:
 def fp16_unscaled(event: Backward) -> bool:
     """Whether a loss that was computed under fp16 autocast of a GPU runs backward as it is."""
     region = event.loss_region
-    return event.scale == Known(None) and region is not None and region.dtype == "float16" and region.device != "cpu"
+    if event.scale != Known(None) or region is None or region.opener:
+        return False
+    return region.dtype == "float16" and region.device != "cpu"
 
 
 def after_grads(ledger: Ledger, event: Grads) -> Ledger:

@@ -202,6 +202,9 @@ def trained_weights(it: Interpreter, state: State, trainer: Value, arguments: di
 
 # -- lightning
 
+BY_HAND = re.compile(r"manual_backward|automatic_optimization\s*=\s*False")
+"""What a module says that steps its optimizers itself."""
+
 
 def fit(it: Interpreter, state: State, instr: p.Call, trainer: Value, framework: str, args: Args) -> Outcome:
     """``trainer.fit(module)``: casts the module where the precision is true half, makes its optimizers, and steps them."""
@@ -251,13 +254,13 @@ def step_by_hand(
     step = method_of(it, state, module, "training_step")
     precision = state.heap.get(trainer, {}).get("precision")
     mixed = isinstance(precision, Const) and precision.value in MIXED_FP16
-    if step is None or not mixed or "manual_backward" not in step.module.text or not optimizers:
+    if step is None or not mixed or not BY_HAND.search(step.module.text) or not optimizers:
         return [state]
     for optimizer in optimizers:
         state.attributes(optimizer)["engine"] = trainer
     state.attributes(module)["its optimizers"] = optimizers[0] if len(optimizers) == 1 else Tup(tuple(optimizers))
     saved = state.regions
-    state.regions = (*saved, Region("", "float16"))
+    state.regions = (*saved, Region("", "float16", opener="lightning"))
     after = [last for last, _ in it.call_function(step, (("*", it.free("…")),), instr, state)]
     for last in after:
         last.regions = saved
