@@ -93,6 +93,39 @@ def test_a_package_leads_only_to_what_is_taken_from_it(tmp_path: Path):
     assert grades(tmp_path, train=train % ("Head", "Head")) == []
 
 
+@pytest.mark.parametrize(
+    ("more", "counts"),
+    [
+        ({}, False),
+        ({"net": NET + "\n# or Norm.Old\n"}, True),
+        (
+            {
+                "train": f"import layers.norm as norm\n{HEADER}from net import Net\n{TRAIN}Old = getattr(norm, 'O' + 'ld')\nNet().half()\n"
+            },
+            True,
+        ),
+        ({"other": "from layers.norm import Old\n\nclass Other:\n    block = Old\n"}, True),
+        ({"layers__norm": "\nclass Older:\n    block = Old\n"}, False),  # which nobody uses either
+        ({"layers__norm": "\nclass Older:\n    block = Old\n\nBLOCKS = [Older]\n"}, True),
+        (
+            {"layers__norm": "\nclass Pair:\n    block = Old\n\n    def dtype(self, x):\n        return x.half()\n"},
+            False,
+        ),
+    ],
+)
+def test_a_class_that_nobody_speaks_of_is_reached_by_nothing(tmp_path: Path, more: dict[str, str], counts: bool):
+    """What the programs show of half precision is about the classes that they use."""
+    sound = f"{HEADER}class Norm(nn.Module):\n    def forward(self, x):\n        return x\n"
+    old = (NORM % SQUARE).partition("\n\n")[2].replace("class Norm", "class Old")
+    files = {
+        "net": NET,
+        "train": f"{PLAIN}\nNet().half()\n",
+        **more,
+        "layers__norm": sound + old + more.get("layers__norm", ""),
+    }
+    assert grades(tmp_path, **files) == (["likely"] if counts else [])
+
+
 def test_what_stands_beside_has_dtypes_of_its_own(tmp_path: Path):
     """A script that only shows results, and a file of a training program that the layer never meets."""
     files = {"layers__norm": NORM % SQUARE, "net": NET, "train": PLAIN}

@@ -175,6 +175,11 @@ class Run:
                 hit = replace(hit, confidence="possible")  # a library's callers decide, or files that are not there
             elif need.what != "training":
                 handled = evidence.handled(where, file.path, file.display)
+                if not handled and evidence.unused.at(file, place, where):
+                    if not self.possible:
+                        return None
+                    hit = replace(hit, confidence="possible")
+                    continue
                 said = (
                     "a file of a library that handles dtypes: its callers may come with half"
                     if handled

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from precisionlint.findings import Place
 from precisionlint.source.flow.bearers import Bearers
+from precisionlint.source.flow.unused import Unused
 from precisionlint.source.project import Project
 from precisionlint.source.root import file_of, python_files
 from precisionlint.valueflow import Shows
@@ -288,6 +289,11 @@ class Evidence:
             else:
                 self._cut_off[path] = bool(STEPPED.search(self.project.read(path) or b"")) and not self.runs
         return self._cut_off[path]
+
+    @cached_property
+    def unused(self) -> Unused:
+        """The classes of the project that none of its files speaks of."""
+        return Unused(self.files, self.project.read)
 
     @cached_property
     def runs(self) -> bool:
