@@ -23,7 +23,9 @@ MARKS = frozenset(
         "data_types",
     }
 )
-"""Keys of which a DeepSpeed configuration has at least one beside its precision blocks, or it has a switch for each of the two halves."""
+"""Keys of which a DeepSpeed configuration has at least one beside its precision blocks."""
+BLOCKS = frozenset({"fp16", "bf16", "bfloat16", "amp", "optimizer", "scheduler"})
+"""Or it has a switch for each of the two halves, and nothing but these."""
 
 QUICK = 100
 """Good steps a doubling within which a dynamic scale that begins too low is soon where it should be."""
@@ -36,7 +38,7 @@ def recipe(table: Table) -> Recipe | None:
     if not (blocks or table.table("data_types") or "communication_data_type" in table):
         return None
     switches = [block for block in ("fp16", "bf16", "bfloat16") if table.setting(f"{block}.enabled") is not None]
-    if not MARKS & table.entries.keys() and len(switches) < 2:
+    if not MARKS & table.entries.keys() and (len(switches) < 2 or table.entries.keys() - BLOCKS):
         return None
     bf16 = table.table("bf16") or table.table("bfloat16")
     name = "bf16" if table.table("bf16") else "bfloat16"
