@@ -98,8 +98,11 @@ def blur_scopes(group: list[State], unknown: Unknown, kept: Set[str]) -> None:
         scopes = [state.frames[frame] for state in group]
         for slot in sorted(slot for slot in differing(scopes) if isinstance(slot, str)):
             values = [scope.get(slot) for scope in scopes]
-            if differ(values) and all(plain(slot, value, kept) for value in values) and alike(values):
-                value = unknown((frame, slot), slot, flow(values), values)
+            if differ(values) and all(plain(slot, value, kept) for value in values):
+                flows = [flow_in(state, value) for state, value in zip(group, values, strict=True)]
+                if not alike(values, flows):
+                    continue
+                value = unknown((frame, slot), slot, flow(flows), values)
                 for state in group:
                     state.scope(frame)[slot] = value
 
@@ -117,19 +120,29 @@ def blur_heap(group: list[State], unknown: Unknown, kept: Set[str]) -> None:
                     for state in group:
                         state.attributes(obj)[name] = next(iter(some))
                     continue
-            if differ(values) and all(plain(str(name), value, kept) for value in values) and alike(values):
-                value = unknown((obj, name), str(name), flow(values), values)
+            if differ(values) and all(plain(str(name), value, kept) for value in values):
+                flows = [flow_in(state, value) for state, value in zip(group, values, strict=True)]
+                if not alike(values, flows):
+                    continue
+                value = unknown((obj, name), str(name), flow(flows), values)
                 for state in group:
                     state.attributes(obj)[name] = value
 
 
-def alike(values: list[Value | None]) -> bool:
+def flow_in(state: State, value: Value | None) -> Flow:
+    """The scale and region that flowed into a value; into the items of a list."""
+    if value is not None and is_container(value):
+        return flow([flow_of(item) for item in state.heap.get(value, {}).values()])
+    return PLAIN if value is None else flow_of(value)
+
+
+def alike(values: list[Value | None], flows: list[Flow]) -> bool:
     """Whether the same scale and region flowed into all of them; a constant, or none yet, may come to carry any."""
-    return len({flow_of(value) for value in values if value is not None and not isinstance(value, Const)}) < 2
+    return len({one for value, one in zip(values, flows, strict=True) if not isinstance(value, Const | None)}) < 2
 
 
-def flow(values: list[Value | None]) -> Flow:
-    return next((found for value in values if value is not None and (found := flow_of(value)) != PLAIN), PLAIN)
+def flow(flows: list[Flow]) -> Flow:
+    return next((one for one in flows if one != PLAIN), PLAIN)
 
 
 def differ(values: list[Value | None]) -> bool:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from precisionlint.source import program as p
-from precisionlint.source.blur import WORD, is_kept, plain
+from precisionlint.source.blur import WORD, flow_in, is_kept, plain
 from precisionlint.source.evaluate import evaluate
 from precisionlint.source.liveness import own_slots, walk
 from precisionlint.source.marks import TRIGGER
 from precisionlint.source.objects import is_container
 from precisionlint.source.state import State
-from precisionlint.source.values import PLAIN, Class, Func, Obj, Partial, Sym, Tensors, Value, flow_of
+from precisionlint.source.values import PLAIN, Class, Func, Obj, Partial, Sym, Tensors, Value
 
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
@@ -73,9 +73,7 @@ def harmless(it: Interpreter, state: State, inert: Inert) -> bool:
                 return False
         if is_model(it, old):
             return False
-    if inert.targets and any(
-        flow_of(scope[slot]) is not PLAIN and flow_of(scope[slot]) != PLAIN for slot in inert.mentioned if slot in scope
-    ):
+    if inert.targets and any(flow_in(state, scope[slot]) != PLAIN for slot in inert.mentioned if slot in scope):
         return False
     return not any(may_act(it.lookup(state, name.slot)) for name in inert.handed)
 

@@ -126,7 +126,7 @@ def autograd_backward(it: Interpreter, state: State, instr: p.Call, callee: Exte
 
 def scaler_method(it: Interpreter, state: State, instr: p.Call, scaler: Value, name: str, args: Args) -> Outcome:
     it.coverage.scalers.add(scaler.site[0] if isinstance(scaler, Obj) else scaler)
-    enabled: Value = state.heap.get(scaler, {}).get("enabled", TRUE) if isinstance(scaler, Obj) else TRUE
+    enabled: Value = state.heap.get(scaler, {}).get("enabled", TRUE)
     if name == "is_enabled":
         return one(state, enabled)
     if name == "state_dict":
