@@ -534,6 +534,12 @@ def train(loader, config):
         (("loss = model", "with torch.autocast('cuda', torch.bfloat16):\n            loss = model"), False),
         (("build(config)", "build(config, dtype=torch.bfloat16)"), False),
         (('"cuda"', '"cpu"'), False),
+        (("from models", "from .nets.unet"), True),
+        (
+            ("from models", "from helpers"),
+            False,
+        ),  # convolutions alone, for all that is known: they run in TF32 as it is
+        (("from models", "from torchvision.models"), False),
     ],
 )
 def test_fp32_products_of_a_model_that_another_file_makes_are_possible(

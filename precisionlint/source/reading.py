@@ -35,6 +35,10 @@ PRODUCTS = re.compile(
     r"|(?:matmul|bmm|\bmm|addmm|einsum|tensordot|dot_product_attention)\("
 )
 """What makes matrix products, or may: TF32 for them is off at first, for convolutions it is on."""
+MODELS = re.compile(
+    r"(?:^|[._])(?:models?|modell?ing|nets?|networks?|archs?|architectures?|backbones?)(?:$|[._])", re.I
+)
+"""What a file of models is called."""
 CUDA = re.compile(r"\.cuda\b|[\"']cuda|torch\.cuda\.")
 HALF = re.compile(r"autocast|bfloat16|float16|[bf][pf]?16\b|\.half\(|\bamp\b|deepspeed|[Aa]ccelerat|lightning")
 BENCHMARK = re.compile(r"(?:^|\.)cudnn\.benchmark$")
@@ -404,6 +408,36 @@ def is_answered(mine: Ways, fact: Hashable, unless: tuple[Hashable, ...], ways: 
     return not isinstance(fact, tuple) or fact[0] != FROZEN or all(any(agree(a, b) for b in ways) for a in mine)
 
 
+def without_tf32(it: Interpreter, hits: list[Hit]) -> list[Hit]:
+    """The hits of products outside TF32 that stand: some are made, as far as the files show. A model that none of them holds may make some."""
+    module, project = it.entry, it.project
+    if project.sets_matmul_precision(module.path):
+        return []
+    half = HALF.search(module.text) is not None  # it may reach what the paths do not show
+    if any(PRODUCTS.search(each.text) for each in it.global_frames):
+        return [hit for hit in hits if not (half and hit.confidence == "possible")]
+    if half or not model_elsewhere(project, module):
+        return []
+    return [replace(hit, confidence="possible") for hit in hits]
+
+
+def model_elsewhere(project: Project, module: ProjectModule) -> bool:
+    """Whether a file imports its model from one that is not there, or from a library of models of all kinds."""
+    for node in ast.walk(module.tree):
+        names = [(each.name, 0) for each in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [(node.module or node.names[0].name, node.level)]
+        for name, level in names:
+            top = name.partition(".")[0]
+            if top == "timm" or (
+                MODELS.search(name)
+                and not top.startswith(("torch", "keras", "tensorflow", "sklearn"))
+                and project.find(name, level, module) is None
+            ):
+                return True
+    return False
+
+
 def read(project: Project, module: ProjectModule, judge: Judge, assume: dict[str, Value]) -> Reading:
     """Reads one file as a program of its own."""
     it = Interpreter(project, module, judge, assume)
@@ -417,12 +451,9 @@ def read(project: Project, module: ProjectModule, judge: Judge, assume: dict[str
         and all(fact in evidence for fact in hit.needs)
     ]
     if any(hit.rule == "tf32-off" for hit in hits):
-        silent = project.sets_matmul_precision(module.path) or not any(
-            PRODUCTS.search(each.text) for each in it.global_frames
-        )
-        half = HALF.search(module.text) is not None  # it may reach what the paths do not show
         hits = [
-            hit for hit in hits if hit.rule != "tf32-off" or not (silent or (half and hit.confidence == "possible"))
+            *(hit for hit in hits if hit.rule != "tf32-off"),
+            *without_tf32(it, [h for h in hits if h.rule == "tf32-off"]),
         ]
     if it.coverage.gave_up and SET_BY_HAND.search(module.text):
         hits = [hit for hit in hits if hit.rule != "scaler-settings"]
