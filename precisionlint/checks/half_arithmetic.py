@@ -132,9 +132,9 @@ def operand_of_square(value: Value) -> Value | None:
 
 
 def mean_of_squares(value: Value, limit: int = 12) -> tuple[Value, Value, Value] | None:
-    """(the mean, the square, x) where a value is the mean of x squared, seen through additions, clamps, casts and views."""
+    """(the mean, the square, x) where a value is the mean of x squared, or their sum, seen through additions, clamps, casts and views."""
     for source in sources(value, frozenset({"view", "either", "add", "clamp", "cast", "attribute"}), limit):
-        if source.op in ("mean",) and source.inputs:
+        if source.op in ("mean", "sum") and source.inputs:
             for inner in sources(source.inputs[0]):
                 operand = operand_of_square(inner)
                 if operand is not None:
@@ -160,17 +160,21 @@ def norm_without_upcast(state: None, event: Computed) -> Iterator[Any]:
         if not (same(operand, x) or find(x, lambda v, o=operand: v is o, limit=20) or same_base(operand, x)):  # type: ignore[misc]
             continue
         how = grade(operand.dtypes, event.scope)
+        if how is None and may_be_half(operand.dtypes - UNKNOWN):
+            how = "possible"  # a region that is off casts nothing: what comes in half is half in it
         if how is None or "float32" in mean.dtypes:
             continue
+        if mean.op == "sum":
+            how = "possible"  # of vectors that are short, or of length one but for rounding
         needs = (TRAINING, shown_by(square.dtypes))
         yield hit(
             "norm-without-upcast",
             mean,
             how,
-            f"the mean of squares is taken in {kept_in(how, operand.dtypes)}: in "
+            f"the {mean.op} of squares is taken in {kept_in(how, operand.dtypes)}: in "
             "fp16 300 squared is inf, in bf16 the norm keeps 8 bits; normalise in fp32 and cast the result back",
             needs,
-            (Seen(square.at, "squared as it comes"), Seen(value.at, "and divided by the root of their mean")),
+            (Seen(square.at, "squared as it comes"), Seen(value.at, f"and divided by the root of their {mean.op}")),
             Remedy(
                 (Change("operands", square.at, text="{}.float()"),), "what is not cast back after the norm becomes fp32"
             ),

@@ -1,6 +1,6 @@
 """Arithmetic in half: what is too large for fp16, whose largest number is 65504.
 
-Constants of masks, products before they are scaled, norms of gradients. The patterns and the grades are those of ``half_arithmetic``.
+Constants of masks and products before they are scaled. The patterns and the grades are those of ``half_arithmetic``.
 """
 
 from __future__ import annotations
@@ -13,20 +13,16 @@ from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Se
 from precisionlint.checks.half_arithmetic import (
     AUTOCAST,
     FP16,
-    HALF_WEIGHTS,
     TRAINING,
     grade,
     hit,
     likely_of,
-    operand_of_square,
     untold,
 )
 from precisionlint.valueflow import (
     HALF_LAYERS,
     INTEGERS,
     NUMBER,
-    VIEWS,
-    WIDE,
     Computed,
     Scope,
     Shows,
@@ -388,79 +384,3 @@ FRESH = frozenset({"linear", "layer", "relu", "gelu", "exp"})
 
 def fp16_of(how: str, value: Value) -> str:
     return "fp16" if how == "certain" else f"the dtype of {likely_of(value.dtypes)}"
-
-
-# -- gradients
-
-
-GRADIENT = re.compile(r"^(?:d_p|(?:\w+_)?grads?|gradients?|grad_(?:out|in)(?:put)?s?)$")
-OF_GRADIENTS = re.compile(r"(?:total|global|grad(?:ient)?s?)_norm|clip_grad")
-"""A function that takes the norm of gradients, whatever it calls them."""
-
-
-@FAMILY.rule("half-gradient-norm", Computed)
-def half_gradient_norm(state: None, event: Computed) -> Iterator[Any]:
-    value = event.value
-    if event.scope.kind == "test" or not value.inputs or value.op not in ("norm", "sum"):
-        return
-    if "dtype" in value.options:
-        return
-    inner: Value | None = value.inputs[0]
-    square: Value | None = None
-    if value.op == "sum":
-        square = next((s for s in sources(value.inputs[0]) if operand_of_square(s) is not None), None)
-        inner = operand_of_square(square) if square is not None else None
-    if inner is None:
-        return
-    how = grade(value.dtypes, event.scope)
-    if how == "likely" and any(source.op == "weight" for source in sources(inner)):
-        yield hit(
-            "half-gradient-norm",
-            value,
-            "possible",
-            "the norm of weights is kept in their own dtype: where they are half, fp16 is inf above 65504 and bf16 has steps of 1/256; "
-            "give it dtype=torch.float32",
-            (HALF_WEIGHTS,),
-        )
-    gradient = next((s for s in sources(inner) if s.op == "gradient"), None)
-    given = gradient is None and (how == "likely" or untold(value)) and gradients_by_name(inner, event.scope)
-    chosen = value.dtypes - WIDE
-    if gradient is None and chosen and may_be_half(chosen) and event.scope.enabled is not False:
-        # In a dtype that a caller chooses.
-        given = given or any(s.op == "gradient" for s in sources(inner, VIEWS | {"cast"}))
-    if given:
-        yield hit(
-            "half-gradient-norm",
-            value,
-            "possible",
-            "the norm of a gradient that is handed in is kept in its own dtype: of half gradients fp16 is inf above 65504 and bf16 has steps of "
-            "1/256; give it dtype=torch.float32",
-            (Shows("half gradients"),),
-        )
-    if gradient is None or how is None:
-        return
-    yield hit(
-        "half-gradient-norm",
-        value,
-        how,
-        "the norm of gradients is kept in their own dtype: with half weights fp16 is inf above 65504 and bf16 has steps of 1/256, and what clips or "
-        "logs by it takes it as it is; give it dtype=torch.float32",
-        (TRAINING, Shows("half gradients")),
-        # A dtype for the sum of squares would come too late: fp16 overflows where they are squared.
-        fix=Remedy(
-            (
-                Change("argument", value.at, "dtype", "torch.float32")
-                if square is None
-                else Change("operands", square.at, text="{}.float()"),
-            ),
-            "the norm becomes fp32",
-        ),
-    )
-
-
-def gradients_by_name(value: Value, scope: Scope) -> bool:
-    """Whether a value is handed in, and a gradient by its name or by that of the function that takes its norm."""
-    given = [source for source in sources(value) if source.op in ("input", "unknown")]
-    if any(GRADIENT.search(source.name) for source in given):
-        return True
-    return bool(given) and bool(OF_GRADIENTS.search(scope.function)) and not any("norm" in each.name for each in given)
