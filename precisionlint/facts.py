@@ -69,7 +69,10 @@ class ToNumpy(Event, frozen=True, eq=False):
 
 
 class Average(Event, frozen=True, eq=False):
-    """Weights are blended into a running average of weights, in a dtype that nothing tells."""
+    """Weights are blended into a running average of weights, in a dtype that nothing tells; ``cast``: or the model that holds the average
+    is given a dtype, by this name, which the program sets to half."""
+
+    cast: str = ""
 
 
 class Moment(Event, frozen=True, eq=False):

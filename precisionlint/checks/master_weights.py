@@ -325,10 +325,15 @@ def half_default_dtype(storage: Storage, event: Step) -> Iterator[Hit]:
 @FAMILY.rule("half-ema", Written, Average)
 def half_ema(storage: Storage, event: Written | Average) -> Iterator[Hit]:
     if isinstance(event, Average):
+        own = (
+            f"the average of the weights is kept in '{event.cast}', which is set to half"
+            if event.cast
+            else "weights are averaged in their own dtype"
+        )
         yield Hit(
             "half-ema",
             event.at,
-            "weights are averaged in their own dtype: where they are half, what a step adds at decay 0.999 is below half the spacing and rounds "
+            f"{own}: where {'it is' if event.cast else 'they are'} half, what a step adds at decay 0.999 is below half the spacing and rounds "
             "away, so the average stands still; keep it in fp32",
             (),
             confidence="possible",

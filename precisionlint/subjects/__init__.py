@@ -116,15 +116,15 @@ ARITHMETIC = (
     b".half()", b"float16", b"MXFP8BlockScaling", b"autograd.Function", b"(Function", b"custom_op(",
     b"_int_mm", b".transpose(-", b".mT", b"torch.where(", b"cumsum(", b".buffer()", b"cross_entropy", b"CrossEntropyLoss",
     b"mse_loss(", b"l1_loss(", b"kl_div(", b"zeros_like(", b"] = -1", b"* -1e", b"* 1e1", b"pow(2)", b"square()",
-    b"logsigmoid(", b"rsqrt(", b"+ 1e-", b"+ eps", b"clamp(min=",
+    b"logsigmoid(", b"get_total_norm", b"rsqrt(", b"+ 1e-", b"+ eps", b"clamp(min=",
 )  # fmt: skip
 """What an op or a call of value flow's rules is called."""
 
 MOMENTS = (b"exp_avg_sq", b"square_avg", b"second_moment", b"variance", b"addcmul_", b".mul_(")
 """What an optimizer calls the average of its squared gradients."""
 
-AVERAGES = (b".lerp_(", b".mul_(", b".sub_(", b"1 - ", b"1-", b"1. - ", b"1.0 - ")
-"""How an average of weights is spelled."""
+AVERAGES = (b".lerp_(", b".mul_(", b".sub_(", b"1 - ", b"1-", b"1. - ", b"1.0 - ", b"dtype=")
+"""How an average of weights is spelled, or given a dtype."""
 NAMED_AVERAGES = (
     b"ema",
     b"EMA",
@@ -152,7 +152,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         "precisionlint.subjects.averages",
         (".py",),
-        ((b"torch",), AVERAGES, NAMED_AVERAGES, (b"param", b"state_dict(", b".data")),
+        ((b"torch",), AVERAGES, NAMED_AVERAGES, (b"param", b"state_dict(", b".data", b".backward(")),
     ),
     Subject("precisionlint.subjects.triton", (".py",), ((b"jit",), (b"triton",), KERNELS)),
 )

@@ -23,10 +23,18 @@ AWARE = re.compile(
 """What says that dtypes were thought of, or that it is an optimizer's affair, or a codebook's."""
 TEXT = re.compile(r"'''.*?'''|\"\"\".*?\"\"\"", re.S)
 SLOW = 0.99
+HOLDS = re.compile(r"(?:^|_)ema(?:_|$)|^ema|averaged?_model|shadow_model", re.I)
+"""What a model is called that holds an average of weights; a class of them ends or begins so."""
+MAKES = re.compile(r"^EMA|EMA(?:Model)?$|^ExponentialMovingAverage")
+CAST = re.compile(r"dtype|precision")
+STEPS = re.compile(r"\.backward\(|\bupdate_ema\(|\w*ema\w*\.(?:step|update)\(|\bema_(?:update|decay)\b")
+ASIDE = re.compile(r"valid|infer|sampl|save|export|eval|log_|convert|test", re.I)
+"""Functions that look at an average, or write it, in a dtype of their own."""
 
 
 def read(file: File) -> Iterator[Average]:
     """The averages of weights in a file, in its order."""
+    yield from _cast(file)
     classes = [node for node in file.nodes if isinstance(node, ast.ClassDef)]
     for node in file.nodes:
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -40,6 +48,49 @@ def read(file: File) -> Iterator[Average]:
         for each in ast.walk(node):
             if isinstance(each, (ast.Call, ast.BinOp)) and _blends(each):
                 yield Average(file.place(each), ())
+
+
+def _cast(file: File) -> Iterator[Average]:
+    """``ema_model.to(dtype=weight_dtype)``, ``EMAModel(model, dtype=weight_dtype)``, where the file sets that to half and trains."""
+    calls = [each for each in file.nodes if isinstance(each, ast.Call) and _asks(each)]
+    if not calls or not STEPS.search("\n".join(file.lines)):
+        return
+    functions = [each for each in file.nodes if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    halves = {
+        target.id
+        for each in file.nodes
+        if isinstance(each, ast.Assign) and _half(each.value)
+        for target in each.targets
+        if isinstance(target, ast.Name)
+    }
+    for call in calls:
+        name = _asks(call)
+        inside = (each for each in functions if each.lineno <= call.lineno <= (each.end_lineno or 0))
+        if name in halves and not any(ASIDE.search(each.name) for each in inside):
+            yield Average(file.place(call), (), name)
+
+
+def _asks(call: ast.Call) -> str:
+    """The name of the dtype that a call gives a model of averages, ``""`` if it gives none."""
+    func = call.func
+    last = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+    given = [keyword.value for keyword in call.keywords if keyword.arg == "dtype"]
+    if isinstance(func, ast.Attribute) and last == "to":
+        held = func.value
+        name = held.attr if isinstance(held, ast.Attribute) else held.id if isinstance(held, ast.Name) else ""
+        if not HOLDS.search(name):
+            return ""
+        given += call.args
+    elif not MAKES.search(last):
+        return ""
+    return next((each.id for each in given if isinstance(each, ast.Name) and CAST.search(each.id)), "")
+
+
+def _half(node: ast.expr) -> bool:
+    """Whether a name is set to half, in one case at least."""
+    if isinstance(node, ast.IfExp):
+        return _half(node.body) or _half(node.orelse)
+    return ast.unparse(node) in ("torch.float16", "torch.bfloat16", "torch.half")
 
 
 def _text(file: File, node: ast.stmt) -> str:

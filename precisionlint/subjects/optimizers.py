@@ -17,7 +17,7 @@ from precisionlint.subjects import File
 from precisionlint.subjects.tree import constant
 
 SECOND = re.compile(
-    r"(?<!max_)(?:exp_avg_sq|square_avg|second_moment)|(?:^|_)variance$|^(?:nu|(?:momentum_)?v|v_?mean)$"
+    r"(?<!max_)(?:exp_avg_(?:sq|var)|square_avg|second_moment)|(?:^|_)variance$|^(?:nu|(?:momentum_)?v|v_?mean)$"
 )
 """What the running average of squared gradients is called."""
 MADE = ("zeros_like", "zeros", "empty_like", "empty", "full_like", "full", "new_zeros", "clone")
@@ -37,9 +37,7 @@ OF_WEIGHTS = re.compile(r"^(?:p|params?|parameter|w|weight)$|(?:^|_)grads?(?:_ch
 
 
 def read(file: File) -> Iterator[Moment]:
-    """The second moments of a file's optimizers: where they are made, and where no class makes them that averages them, by what does."""
-    averaged: list[tuple[str, Moment]] = []
-    makers: set[str] = set()
+    """The second moments of a file's optimizers: where they are made, and where they are averaged as they are."""
     for node in file.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _is_outer(node):
             text = COMMENT.sub("", "\n".join(file.lines[node.lineno - 1 : node.end_lineno]))
@@ -49,13 +47,10 @@ def read(file: File) -> Iterator[Moment]:
                 continue
             own = [each for each in ast.walk(node) if isinstance(each, (ast.Assign, ast.Call))]
             for moment in _kept(file, own, text):
-                if moment.made:
-                    makers.add(outer.name)
                 if not moment.made or not TEST_PATH.search(file.display):
                     yield moment
             if not WIDE.search(COUNTS.sub("", text)):
-                averaged += [(outer.name, each) for each in _averages(file, own, bool(OF_GRADIENTS.search(text)))]
-    yield from (moment for owner, moment in averaged if owner not in makers)
+                yield from _averages(file, own, bool(OF_GRADIENTS.search(text)))
 
 
 def _kept(file: File, own: list[ast.Assign | ast.Call], text: str) -> Iterator[Moment]:
@@ -132,17 +127,36 @@ def _square(node: ast.expr) -> bool:
 
 
 def _made_like_weights(value: ast.expr, text: str) -> bool:
-    """``torch.zeros_like(p)``: of a weight or a gradient that the function did not cast before."""
+    """``torch.zeros_like(p)``, ``grad.new_zeros(shape)``, ``torch.zeros(shape).type_as(grad)``, or several of them."""
     match value:
         case ast.IfExp(body=body, orelse=orelse):
             return _made_like_weights(body, text) or _made_like_weights(orelse, text)
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):  # of its rows and of its columns
+            return any(_made_like_weights(part, text) for part in parts)
+        case ast.Call(func=ast.Attribute(value=made, attr="detach" | "clone" | "contiguous"), args=[]):
+            return _made_like_weights(made, text)
+        case ast.Call(func=ast.Attribute(attr="type_as"), args=[of]):
+            return _is_weight(of, text)
+        case ast.Call(func=ast.Attribute(value=of, attr="new_zeros"), keywords=keywords):
+            return not any(keyword.arg == "dtype" for keyword in keywords) and _is_weight(of, text)
+        case ast.Call(func=ast.Attribute(attr="zeros" | "empty"), keywords=keywords):
+            dtypes = (keyword.value for keyword in keywords if keyword.arg == "dtype")
+            return any(
+                isinstance(each, ast.Attribute) and each.attr == "dtype" and _is_weight(each.value, text)
+                for each in dtypes
+            )
         case ast.Call(func=ast.Attribute(attr="zeros_like"), args=[of, *_], keywords=keywords):
             if any(keyword.arg == "dtype" for keyword in keywords):
                 return False
-            while isinstance(of, (ast.Subscript, ast.Attribute)):
-                of = of.value
-            return isinstance(of, ast.Name) and bool(OF_WEIGHTS.search(of.id)) and not _cast(of.id, text)
+            return _is_weight(of, text)
     return False
+
+
+def _is_weight(of: ast.expr, text: str) -> bool:
+    """Whether something is a weight or a gradient by its name, that the function did not cast before."""
+    while isinstance(of, (ast.Subscript, ast.Attribute)):
+        of = of.value
+    return isinstance(of, ast.Name) and bool(OF_WEIGHTS.search(of.id)) and not _cast(of.id, text)
 
 
 def _cast(name: str, text: str) -> bool:
