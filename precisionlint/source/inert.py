@@ -97,7 +97,7 @@ def inert_of(it: Interpreter, instr: p.If, module: ProjectModule) -> Inert | Non
 
 
 def judge(it: Interpreter, instr: p.If, module: ProjectModule) -> Inert | None:
-    text = "\n".join(module.lines[instr.at.lineno - 1 : instr.at.end_lineno])
+    text = "\n".join(module.code[instr.at.lineno - 1 : instr.at.end_lineno])
     if TRIGGER.found(text) or is_kept(text) or TOUCHES.search(text):
         return None
     words = frozenset(WORD.findall(text))

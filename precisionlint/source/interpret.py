@@ -10,7 +10,24 @@ from collections.abc import Callable
 from typing import Any
 
 from precisionlint.checks import Evidence, Hit, Judge
-from precisionlint.events import Adopted, Event, Iteration, Named, Renewed, Written
+from precisionlint.events import (
+    Adopted,
+    Autocast,
+    Backward,
+    CustomOp,
+    Event,
+    Grads,
+    Iteration,
+    LossScaled,
+    Named,
+    Owns,
+    Renewed,
+    ScalerMade,
+    Step,
+    Trains,
+    Written,
+    ZeroGrad,
+)
 from precisionlint.source import calls, effects, imports, repeats, statements
 from precisionlint.source import program as p
 from precisionlint.source.apis import Apis
@@ -64,6 +81,9 @@ def is_choice(body: list[p.Instr]) -> bool:
     return all(len(side) == 1 and isinstance(side[0], p.Assign) for side in sides)
 
 
+TRAINING = (Autocast, Backward, CustomOp, Grads, LossScaled, Owns, ScalerMade, Step, Trains, ZeroGrad)
+"""What a program is read for: one that shows none of these on a few paths shows none on many."""
+
 WAYS = 8
 """How many ways to a hit are told apart by what they decided; more are any way."""
 
@@ -101,7 +121,7 @@ class Interpreter:
         self.steps = self.total = 0
         self.limit = self.whole = BUDGET
         self.width = WIDEST
-        self.thinned = False
+        self.thinned = self.trains = False
         self.limited: Any = None
         self.collector = Collector()
         self.loops: list[Any] = []
@@ -240,6 +260,7 @@ class Interpreter:
         if self.silent:
             return
         self.events += not isinstance(event, (Iteration, Renewed))
+        self.trains = self.trains or isinstance(event, TRAINING)
         for attribute_name in ("optimizer", "scaler", "via", "scheduler"):
             named = getattr(event, attribute_name, None)
             if isinstance(named, Named):

@@ -18,6 +18,17 @@ from precisionlint.source.parsing import BLOCKS, DEFINITIONS, lines_spanned, sta
 
 WORD = re.compile(r"[^\W\d]\w*")
 
+CLASS_OF_OTHERS = re.compile(r"\.([A-Z]\w*)")
+CLASS = re.compile(r"(?<![\w.])[A-Z]\w*")
+
+
+def named_in(text: str, start: int = 0, end: int | None = None) -> set[str]:
+    """The words in a text that may name what its file knows: ``nn.Linear`` is no class ``Linear`` of the file's."""
+    stop = len(text) if end is None else end
+    elsewhere = set(CLASS_OF_OTHERS.findall(text, start, stop)).difference(CLASS.findall(text, start, stop))
+    return set(WORD.findall(text, start, stop)) - elsewhere
+
+
 MARKS = {"event": TRIGGER, "strong": STRONG}
 
 
@@ -36,8 +47,7 @@ class Definition:
     def named(self, names: frozenset[str]) -> frozenset[str]:
         """Which of its file's names stand in its lines: all its words, of thousands of files, would be hundreds of megabytes."""
         if self._named is None:
-            words = set(WORD.findall(self.text, *self.span))
-            self._named = frozenset(name for name in names if name in words)
+            self._named = names & named_in(self.text, *self.span)
         return self._named
 
     def holds(self, kind: str) -> bool:

@@ -111,3 +111,20 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
         yield node
         for name in reversed(BLOCKS.get(type(node), ())):
             todo.extend(reversed(getattr(node, name)))
+
+
+REMARK = re.compile(r"(?:^|(?<=\s))#[^\"'\n]*$")
+"""A comment to the end of its line; one that holds quotes may be a part of a string."""
+
+
+def spoken(syntax: ast.Module, lines: list[str]) -> list[str]:
+    """The lines of a file with blanks for what only a reader reads: comments, docstrings and other strings that stand alone."""
+    told = [REMARK.sub("", line) if "#" in line else line for line in lines]
+    for node in statements(syntax.body):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            first, last = node.lineno, node.end_lineno or node.lineno
+            if not lines[first - 1][
+                : node.col_offset
+            ].strip():  # a string behind a colon or a semicolon is left standing
+                told[first - 1 : last] = [""] * (last - first + 1)
+    return told

@@ -20,8 +20,17 @@ from precisionlint.source import program as p
 from precisionlint.source.apis import table
 from precisionlint.source.lower import lower_body, lower_module
 from precisionlint.source.marks import STRONG, TRIGGER, Marks
-from precisionlint.source.outline import WORD, Outline, telling_names
-from precisionlint.source.parsing import DEFINITIONS, UnreadableError, column, decode, lines_spanned, parse, split_lines
+from precisionlint.source.outline import WORD, Outline, named_in, telling_names
+from precisionlint.source.parsing import (
+    DEFINITIONS,
+    UnreadableError,
+    column,
+    decode,
+    lines_spanned,
+    parse,
+    split_lines,
+    spoken,
+)
 from precisionlint.source.root import PRECISION, file_of, surveyed_files
 from precisionlint.source.screen import own_words
 from precisionlint.subjects import File
@@ -82,10 +91,11 @@ class ProjectModule:
         self.tree = project.syntax(path, data)
         self.text = decode(data)
         self.lines = split_lines(self.text)
+        self.code = spoken(self.tree, self.lines)
         self.block, self.functions = lower_module(self.tree)
-        self.outline = Outline(self.tree, self.lines)
+        self.outline = Outline(self.tree, self.code)
         project.outlines[path] = self.outline
-        self.kept = frozenset(telling_names(self.tree, self.lines))
+        self.kept = frozenset(telling_names(self.tree, self.code))
         # What is used as only a scaler is, whatever its name.
         self.scaler_names = names_before(SCALER_USE, self.text)
         self.model_names = names_before(MODEL_USE, self.text)
@@ -108,7 +118,7 @@ class ProjectModule:
 
     def source_of_class(self, definition: p.ClassDef) -> str:
         first, last = lines_spanned(definition.node)
-        return "\n".join(self.lines[first - 1 : last])
+        return "\n".join(self.code[first - 1 : last])
 
     def builds_precision(self, function: p.Function) -> bool:
         """Whether a module's ``__init__`` does more than put layers together, or its file holds ops that autocast may not know."""
@@ -116,7 +126,7 @@ class ProjectModule:
 
     def source_of(self, function: p.Function) -> str:
         if function.first_line:
-            return "\n".join(self.lines[function.first_line - 1 : function.last_line])
+            return "\n".join(self.code[function.first_line - 1 : function.last_line])
         span = self.span(function.node)
         assert span is not None
         first, start, last, end = span
@@ -126,7 +136,7 @@ class ProjectModule:
 
     def reaches(self, function: p.Function, kind: str) -> bool:
         """Whether something that a function names reaches a mark of this kind."""
-        mine = self.words(function) & self.known_names
+        mine = named_in(self.source_of(function)) & self.known_names
         return any(self.project.reaches(self.path, name, kind) for name in sorted(mine - {function.name}))
 
     @cached_property
@@ -272,7 +282,8 @@ class Project:
             data = self.read(path) if self.worth_reading(path) else None
             if data is not None:
                 with contextlib.suppress(UnreadableError, RecursionError):
-                    self.outlines[path] = Outline(self.syntax(path, data), split_lines(decode(data)))
+                    syntax = self.syntax(path, data)
+                    self.outlines[path] = Outline(syntax, spoken(syntax, split_lines(decode(data))))
         return self.outlines[path]
 
     def reaches(self, path: Path, name: str, kind: str) -> bool:

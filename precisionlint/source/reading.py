@@ -105,8 +105,8 @@ class Reader(Struct, frozen=True):
         return start
 
     def attempt(self, node: Any, run: Callable[[], list[State]]) -> list[State] | None:
-        """Runs one root within its budget: on few paths first, so that its end is seen, then on as many as the budget reaches
-        for. None where not even few could be followed to the end."""
+        """Runs one root within its budget: on few paths first, so that its end is seen, then, if it trains, on as many as the budget
+        reaches for. None where not even few could be followed to the end."""
         it, gave_up = self.it, self.it.coverage.gave_up
         it.begin(BUDGET)
         states: list[State] = []
@@ -114,7 +114,7 @@ class Reader(Struct, frozen=True):
         narrowly: dict[tuple[Any, Any], str] = {}
         wider = NARROW
         while wider:
-            first, it.width, it.thinned, width = it.steps, wider, False, wider
+            first, it.width, it.thinned, it.trains, width = it.steps, wider, False, False, wider
             ever, it.entered = it.entered, set(entered)
             try:
                 states = run()
@@ -133,7 +133,7 @@ class Reader(Struct, frozen=True):
                 it.entered |= ever
             # As many times the paths take about as many times the steps.
             wider = min(WIDEST, width * (it.limit - it.steps) // (it.steps - first + 1))
-            if not it.thinned or wider <= width:
+            if not it.thinned or not it.trains or wider <= width:
                 break
             narrowly = dict(gave_up)
             gave_up.clear()
