@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from precisionlint import check
+from precisionlint.checks import Judge, all_rules
+from precisionlint.source.interpret import Interpreter
+from precisionlint.source.project import Project
+from precisionlint.source.reading import Reader
 
 TRAINING = """
 def train(model, loader):
@@ -148,3 +152,34 @@ def test_a_method_called_through_its_class_is_remembered_by_what_it_is_called_on
     report = check([program.as_posix()])
     assert [(each.rule, each.place.line) for each in report.findings] == [("mask-constant-overflow", line_of(program))]
     assert report.errors == ()
+
+
+def steps(program: Path) -> int:
+    """How many instructions reading a file took."""
+    project = Project(program.parent)
+    module = project.load(program)
+    assert module is not None
+    it = Interpreter(project, module, Judge(all_rules().values()), {})
+    Reader(it, module).read()
+    return it.total + it.steps
+
+
+def test_a_program_that_does_not_train_is_read_on_few_paths(tmp_path: Path) -> None:
+    text = (
+        "import torch\n\n\ndef prepare(model, options):\n" + questions(12, "    ") + "    model.requires_grad_(False)\n"
+    )
+    prepares, trains = tmp_path / "prepares.py", tmp_path / "trains.py"
+    prepares.write_text(text + "    if options.missing:\n        raise ValueError(model.unscale_layer())\n")
+    trains.write_text(text + "    model(options.x).backward()\n")
+    assert 0 < 3 * steps(prepares) < steps(trains)
+
+
+def test_what_only_a_reader_reads_makes_no_program(tmp_path: Path) -> None:
+    program = tmp_path / "layers.py"
+    said = '    """Call loss.backward(), clip_grad_norm_ and scaler.step(optimizer) after it."""\n'
+    program.write_text(
+        "import torch\nfrom torch import nn\n\n\ndef describe(options):\n" + said + "    # then optimizer.step()\n"
+        "    shown = str(options)\n    print(shown)\n    print(options.name)\n    return nn.Linear(options.width, 1)\n\n\n"
+        "class Linear(nn.Module):\n    def train_on(self, x):\n        self(x).sum().backward()\n"
+    )
+    assert check([program.as_posix()]).coverage.programs == 2  # the top level and the class, which trains

@@ -112,9 +112,9 @@ class Reader(Struct, frozen=True):
         states: list[State] = []
         entered, told, depths = frozenset(it.entered), dict(gave_up), it.open()
         narrowly: dict[tuple[Any, Any], str] = {}
-        wider = NARROW
-        while wider:
-            first, it.width, it.thinned, it.trains, width = it.steps, wider, False, False, wider
+        width = NARROW
+        while True:
+            first, it.width, it.thinned, it.trains = it.steps, width, False, False
             ever, it.entered = it.entered, set(entered)
             try:
                 states = run()
@@ -133,9 +133,9 @@ class Reader(Struct, frozen=True):
                 it.entered |= ever
             # As many times the paths take about as many times the steps.
             wider = min(WIDEST, width * (it.limit - it.steps) // (it.steps - first + 1))
-            if not it.thinned or not it.trains or wider <= width:
+            if width > NARROW or wider <= width or not it.thinned or not it.trains:
                 break
-            narrowly = dict(gave_up)
+            width, narrowly = wider, dict(gave_up)
             gave_up.clear()
             gave_up.update(told)
         return states
