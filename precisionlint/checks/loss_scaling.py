@@ -223,6 +223,8 @@ def by_another_scaler(ledger: Ledger, event: Grads | Step) -> Iterator[Hit]:
     reached = [p for p in ledger.pending if overlap(p.weights, owned(ledger, optimizer)) is not False]
     if scaler not in made or any(p.scaler == scaler or p.scaler not in made for p in reached):
         return
+    if scaler in ledger.hidden:
+        return
     if any(p.optimizer == optimizer for p in ledger.progress):
         return  # said at its unscale_
     if any(w.scaler == scaler and optimizer not in w.stepped for w in ledger.waiting):

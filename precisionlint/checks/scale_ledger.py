@@ -154,7 +154,7 @@ class Ledger(Record, frozen=True, eq=False):
     """The state of loss scaling on one path. ``fp16``: a backward of fp16 gradients that nothing scaled, in this turn of the loop, with
     nothing done to them since. ``window``: of a step that is measured; what stood before it is not known, and nobody's to guess.
     ``used``: scalers that came from outside and have stepped; ``moved_on``: those that were updated since they scaled a loss, and ``stale``:
-    where their scale was read since."""
+    where their scale was read since. ``hidden``: scalers of gradients that may have been set to zero, and may stand as they were."""
 
     aside: ClassVar[tuple[str, ...]] = ("plain", "fp16")
 
@@ -178,6 +178,7 @@ class Ledger(Record, frozen=True, eq=False):
     used: frozenset[Named] = frozenset()
     moved_on: frozenset[Named] = frozenset()
     stale: frozenset[tuple[Named, Any]] = frozenset()
+    hidden: frozenset[Named] = frozenset()
 
 
 def seen(event: Event, text: str) -> Seen:
@@ -307,7 +308,10 @@ def after_update(ledger: Ledger, event: Update) -> Ledger:
         waiting |= {Waiting(event.scaler, stepped, seen(event, f"'{event.scaler.name}' is updated here"), guess=True)}
     progress = frozenset(p for p in ledger.progress if p.scaler != event.scaler)
     moved_on = ledger.moved_on | {event.scaler} if event.read and stepped else ledger.moved_on
-    return replace(ledger, waiting=waiting, pending=pending, progress=progress, moved_on=moved_on)
+    hidden = ledger.hidden - {event.scaler}
+    return replace(
+        ledger, waiting=waiting, pending=pending, progress=progress, moved_on=moved_on, hidden=hidden
+    )  # fmt: skip
 
 
 def after_loss_scaled(ledger: Ledger, event: LossScaled) -> Ledger:
@@ -334,12 +338,16 @@ def after_zero(ledger: Ledger, event: ZeroGrad) -> Ledger:
         replace(p, dropped=True) if meant(p.optimizer, owned(ledger, p.optimizer)) else p for p in ledger.progress
     )
     pending = frozenset(p for p in ledger.pending if overlap(p.weights, event.weights) is False)
+    hidden: frozenset[Named] = frozenset()
+    if event.optimizer is not None or event.weights is not None:
+        unsure = (p.scaler for p in ledger.pending - pending if overlap(p.weights, event.weights) is None)
+        hidden = ledger.hidden.union(unsure)
     waiting: frozenset[Waiting] = frozenset()
     if event.optimizer is not None:  # which does not wait with them any longer
         waiting = frozenset(replace(w, stepped=w.stepped | {event.optimizer}) for w in ledger.waiting)
     return replace(
         ledger, clean=clean, progress=progress, pending=pending, plain=None, is_plain=False, fp16=None, unknown=False,
-        waiting=waiting, partial=frozenset(),
+        waiting=waiting, partial=frozenset(), hidden=hidden,
     )  # fmt: skip
 
 
