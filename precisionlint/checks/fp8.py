@@ -197,10 +197,10 @@ def returned_scale(value: Value, event: Returned) -> Iterator[Hit]:
     # where(amax > 0, limit / amax, …) leaves an amax so small that the quotient is inf.
     for chosen in sources(value, frozenset({"view", "cast"})):
         if chosen.op == "where" and len(chosen.inputs) == 3:
-            inner = find(chosen, lambda v: v.op == "div" and raw_scale(v) is not None, limit=16)
+            inner = find(chosen, lambda v: v.op == "div" and raw_scale(v) is not None, limit=48)
             found = raw_scale(inner) if inner is not None else None
-            checked = find(chosen, lambda v: v.op in ("clamp", "maximum", "minimum", "nan_to_num"), limit=24)
-            tests = find(chosen, partial(is_test_of, of=inner), limit=24)
+            checked = find(chosen, lambda v: v.op in ("clamp", "maximum", "minimum", "nan_to_num"), limit=48)
+            tests = find(chosen, partial(is_test_of, of=inner), limit=48)
             if found is not None and found[2] and checked is None and tests is None:
                 scale, amax, _ = found
                 yield Hit(
@@ -213,8 +213,11 @@ def returned_scale(value: Value, event: Returned) -> Iterator[Hit]:
 
 
 def is_test_of(value: Value, of: Value | None) -> bool:
-    """Whether a value is a test (``isinf(of)``, ``of > 0``) that looks at another one."""
-    return value.op == "test" and any(find(part, lambda v: v is of, limit=8) for part in value.inputs)
+    """Whether a value is a test (``isinf(of)``, ``of > 0``) that looks at another one; one of its exponent's sign sees no overflow."""
+    sign = not value.name and number(value.inputs[-1]) == 0 if value.op == "test" and value.inputs else False
+    return value.op == "test" and any(
+        find(part, lambda v: v is of, lambda v: sign and v.op.startswith("log"), limit=8) for part in value.inputs
+    )
 
 
 def zero_amax(scale: Value, amax: Value, inverted: bool, use: Seen, confidence: Any) -> Hit:
