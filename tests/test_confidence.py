@@ -285,6 +285,26 @@ def test_kernels_that_take_several_inputs_as_they_come_are_possible_even_under_a
     assert found(tmp_path) == []
 
 
+TRIED = """
+def {name}(width):
+    x = torch.randn(8, width, requires_grad=True)
+    weight = torch.randn(width, width, requires_grad=True)
+    loss = Grouped.apply(x, weight).square().mean()
+    loss.backward()
+    return x.grad, weight.grad
+
+
+print({name}(64))
+"""
+
+
+@pytest.mark.parametrize(("name", "told"), [("test_gradients", True), ("bench_backward", True), ("fit", False)])
+def test_a_function_that_tries_a_file_makes_no_program_of_it(tmp_path: Path, name: str, told: bool) -> None:
+    project(tmp_path, library=OWN + TRIED.format(name=name))
+    shown = found(tmp_path, select=["function-without-custom-fwd"], min_confidence="possible")
+    assert grades(shown) == ({("function-without-custom-fwd", "possible", "info")} if told else set())
+
+
 COMPILED = """
 import torch
 from deform import _C

@@ -33,6 +33,8 @@ TRAINS = re.compile(
     rb"|\btrain(?:ing)?_step\(|\btrainer\.train\("
 )
 """What only a program that trains holds; optimizers and schedules are made and wrapped by libraries too."""
+SELF_TEST = re.compile(rb"^def (?:test|bench)\w*\([^\0]*?(?=^[^\s)#]|\Z)", re.M)
+"""A function of a library's file that tries the rest of it, and is no program that trains."""
 STEPPED = re.compile(rb"\bLightningModule\b|\bdef training_step\(")
 RUNS = re.compile(rb"\.backward\(|\bTrainer\(|LightningCLI\(|\.fit\(")
 """What a trainer steps, and what makes one."""
@@ -318,7 +320,10 @@ class Evidence:
             for what, pattern in {**PATTERNS, "dtypes": DTYPE_AWARE}.items():
                 if what in WORDS and not any(word in data for word in WORDS[what]):
                     continue
-                line = next(lines_of(pattern, data, ASIDE.get(what)), None)
+                told = data
+                if what == "training" and b"\ndef " in data:
+                    told = SELF_TEST.sub(lambda text: b"\n" * text[0].count(b"\n"), data)
+                line = next(lines_of(pattern, told, ASIDE.get(what)), None)
                 if line is not None:
                     found[what] = line
             self._lines[path] = found
