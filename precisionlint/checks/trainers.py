@@ -185,6 +185,7 @@ def true_precision_configured(recipe: Recipe) -> Iterator[Hit]:
         f"this precision casts the weights to {name}, and {str(optimizer.value).rpartition('.')[2]}{rate} keeps no fp32 copy: an update "
         f"smaller than half a {name} step rounds to nothing; {recipe.remedy}",
         (Seen(optimizer.at, f"stepped by {optimizer.value}"),),
+        confidence="possible" if recipe.left else "certain",
     )
 
 

@@ -89,6 +89,11 @@ TAKEN = (
 JAX = (b".add(", b"segment_sum", b"scan", b"fori_loop", b"pallas_call", b"jnp.zeros", b"optax", b"softmax", b"float32")
 WRITTEN = (
     b"communication_data_type",
+    b"grad_comm_dtype",
+    b"grad_sync_dtype",
+    b"grad_reduce_dtype",
+    b"gradient_reduction",
+    b"mixed_precision_reduce",
     b"accum_dtype",
     b"loss_scale",
     b"master_weights_and_grads",

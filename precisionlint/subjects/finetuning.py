@@ -29,8 +29,10 @@ OPTIMIZERS = tuple(
     for above in ("optimizer.", "model.optimizer.", "model.init_args.optimizer.", "model.optim.")
     for key in ("class_path", "_target_")
 )
-PART = re.compile(r"freeze|frozen|lora|adapter|peft|quantize", re.IGNORECASE)
-"""A key that says so where only a part of the weights is trained."""
+ADAPTERS = re.compile(r"lora|peft|quantize|(?<!modality_)(?<!vision_)(?<!audio_)(?<!speech_)adapter", re.IGNORECASE)
+"""A key that says so where what is trained stands beside the weights; what joins two modalities is a part of the model."""
+FROZEN = re.compile(r"freeze|frozen", re.IGNORECASE)
+"""A key that says so where only a part of the weights is trained, which part the file leaves open."""
 
 
 def torchtune(table: Table) -> Recipe | None:
@@ -177,7 +179,8 @@ def lightning(table: Table) -> Recipe | None:
     if precision is None or dtype is None or where is None:
         return None
     optimizer = table.setting(where)
-    if optimizer is None or not PLAIN.match(str(optimizer.value)) or any(map(_trains_a_part, tables(table))):
+    parts = list(tables(table))
+    if optimizer is None or not PLAIN.match(str(optimizer.value)) or _says(ADAPTERS, parts):
         return None
     above = where.rpartition(".")[0]
     return Recipe(
@@ -188,12 +191,13 @@ def lightning(table: Table) -> Recipe | None:
         optimizer=optimizer,
         rate=table.setting(f"{above}.lr") or table.setting(f"{above}.init_args.lr"),
         remedy=f'"{str(precision.value).replace("true", "mixed")}" keeps them',
+        left=_says(FROZEN, parts),
     )
 
 
-def _trains_a_part(table: Table) -> bool:
-    """Whether a table speaks of weights that are frozen, or of adapters beside them."""
-    return any(PART.search(key) and table.filled(key) for key in table.entries)
+def _says(what: re.Pattern[str], parts: list[Table]) -> bool:
+    """Whether one of the tables speaks of that."""
+    return any(what.search(key) and table.filled(key) for table in parts for key in table.entries)
 
 
 def accelerate_sums(table: Table) -> Recipe | None:

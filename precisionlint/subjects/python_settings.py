@@ -21,6 +21,12 @@ from precisionlint.subjects.tree import Table, constant, joined, of_python, tabl
 POLICIES = ("MixedPrecision", "MixedPrecisionPolicy")
 POLICY = ("param_dtype", "reduce_dtype")
 """The first arguments of either, in their order."""
+SUMS = re.compile(
+    r"(?:\w+_)?grad(?:ient)?s?_(?:comm|reduce|sync|reduction)_(?:data_?)?d?type|communication_data_type|mixed_precision_reduce|all_?reduce_dtype"
+)
+"""What frameworks other than FSDP call the dtype in which gradients are summed over ranks."""
+TRIED = re.compile(r"(?:^|/)tests?/|(?:^|/)test_\w+\.py$|_test\.py$")
+"""The tests of such a framework, which try each dtype."""
 BF16 = re.compile(r"bf16|bfloat16")
 HALF = re.compile(r"[bf]p?16|float16|half")
 MEGATRON_CONFIGS = ("DistributedDataParallelConfig", "MegatronMixedPrecision", "MixedPrecisionConfig")
@@ -105,6 +111,11 @@ def _call(file: File, node: ast.Call) -> Iterator[Recipe]:
         for keyword in node.keywords:
             if keyword.arg == "fp16_compression" and constant(keyword.value) is True:
                 yield _compressed(_setting(file, keyword))
+            elif keyword.arg == "fp16_compression" and isinstance(keyword.value, (ast.Attribute, ast.Subscript)):
+                yield replace(_compressed(_setting(file, keyword)), sure=False, left=True)  # as a setting says
+            elif SUMS.fullmatch(keyword.arg or "") and not TRIED.search(file.display):
+                half = _half(keyword.value)
+                yield from [_sums(replace(_setting(file, keyword), value=half))] if half else []
 
 
 def _nanotron(file: File, node: ast.Call) -> Iterator[Recipe]:
@@ -145,8 +156,7 @@ def _policy_of_another(file: File, node: ast.Call) -> Iterator[Recipe]:
     """A trainer's own settings for FSDP, whose words are FSDP's: ``shard(model, param_dtype=…, reduce_dtype=DType.bfloat16)``."""
     keyword = next(each for each in node.keywords if each.arg == "reduce_dtype")
     if half := HALVES.get(_name(keyword.value)):
-        sums = replace(_setting(file, keyword), value=half)
-        yield Recipe(at=sums.at, when=(), framework="FSDP", reduces=sums)
+        yield _sums(replace(_setting(file, keyword), value=half))
 
 
 def _default(file: File, node: ast.ClassDef | ast.FunctionDef) -> Iterator[Recipe]:
@@ -162,11 +172,19 @@ def _default(file: File, node: ast.ClassDef | ast.FunctionDef) -> Iterator[Recip
             *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True),
         ]
         given = {argument.arg: default for argument, default in pairs}
-    value = given.get("reduce_dtype")
-    half = HALVES.get(_name(value) or str(constant(value))) if value is not None and "param_dtype" in given else None
-    if value is not None and half:
-        sums = Setting("reduce_dtype", half, file.place(value))
-        yield Recipe(at=sums.at, when=(), framework="FSDP", reduces=sums, sure=False, left=True)
+    for name, value in given.items():
+        known = SUMS.fullmatch(name) or (name == "reduce_dtype" and "param_dtype" in given)
+        if value is not None and known and (half := _half(value)):
+            yield replace(_sums(Setting(name, half, file.place(value))), sure=False, left=True)
+
+
+def _sums(sums: Setting) -> Recipe:
+    return Recipe(at=sums.at, when=(), framework="FSDP", reduces=sums)
+
+
+def _half(value: ast.expr) -> str:
+    """The half that a dtype or its name says, or nothing."""
+    return HALVES.get(_name(value) or str(constant(value)), "")
 
 
 def _compute_alone(file: File, node: ast.Call, compute: ast.expr | None) -> Iterator[Recipe]:
@@ -216,6 +234,8 @@ def _assignment(file: File, node: ast.Assign) -> Iterator[Recipe]:
     at = joined(file.place(target), file.place(node.value))
     if target.attr == "fp16_compression" and constant(node.value) is True:
         yield _compressed(Setting("fp16_compression", True, at))
+    elif SUMS.fullmatch(target.attr) and (half := _half(node.value)):
+        yield _sums(Setting(target.attr, half, at))
     elif target.attr == "main_grads_dtype" and _setting_of(file, node, at).half:
         yield Recipe(at=at, when=(), framework="Megatron", accumulates=_setting_of(file, node, at))
     elif target.attr == "grad_reduce_in_fp32" and constant(node.value) is False:
