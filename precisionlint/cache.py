@@ -15,18 +15,20 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, convert, to_builtins
 
 from precisionlint import __version__, catalogue, plugins
 from precisionlint.codec import decode, encode
 from precisionlint.config import Settings
 from precisionlint.reader import NOTHING, FileResult, Looked, Plan, Reading, Survey, digest
-from precisionlint.source.root import PRECISION, find_root, surveyed_files
+from precisionlint.source.root import PRECISION, find_root, names_in, surveyed_files
 
-HEADER = "precisionlint cache 5 "
+HEADER = "precisionlint cache 6 "
 RACY = 2.0
 """Seconds: the times of a file that changed so shortly before a run do not tell whether it changed again."""
 MOMENT = 0.05
@@ -37,6 +39,15 @@ BLOCK = re.compile(r"(\.(?:md|markdown))#\d+$")
 """How the path of a block of Markdown ends, see ``reader``."""
 
 Stat = list[int]
+
+
+class Held(Struct, array_like=True):
+    """A result kept: what of the whole project it rests on, itself (None for one that holds nothing), and the files that were asked how they
+    call its own."""
+
+    surveyed: tuple[Survey, ...]
+    result: Any
+    callers: tuple[str, ...]
 
 
 def folder(setting: str, base: Path) -> Path | None:
@@ -82,8 +93,7 @@ class Cache:
         self._start = time.time()
         self._files: dict[str, list[Any]] = {}
         """Path from the root -> [hash, times and size or null, {base: file found there or null}]."""
-        self._results: dict[str, list[Any]] = {}
-        """Path -> [what of the whole project it rests on (see ``reader.Survey``), the encoded result or null for one that holds nothing]."""
+        self._results: dict[str, Held] = {}
         self._survey: dict[str, list[Any]] | None = None
         self._fresh: dict[str, bool] = {}
         self._clean: set[str] = set()
@@ -101,7 +111,8 @@ class Cache:
             header, _, body = text.partition("\n")
             if header != HEADER + digest(body.encode("ascii")):
                 raise ValueError("not as it was written")
-            self._files, self._results, self._survey = json.loads(body)
+            self._files, results, self._survey = json.loads(body)
+            self._results = convert(results, dict[str, Held])
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, RecursionError):
@@ -112,9 +123,11 @@ class Cache:
         """The result of a file (absolute path) as it is named now, where it still holds."""
         key = self._key(path)
         held = self._results.get(key) if key is not None else None
-        if held is None or key is None or not self._holds(key) or (held[0] and not self._survey_holds(held[0])):
+        if held is None or key is None:
             return None
-        if held[1] is None:
+        if not all(map(self._holds, (key, *held.callers))) or not self._survey_holds(held.surveyed):
+            return None
+        if held.result is None:
             return NOTHING
         above = self.root if os.path.isabs(display) else os.path.relpath(self.root)
 
@@ -122,7 +135,7 @@ class Cache:
             return display if not name else os.path.normpath(f"{above}/{name}").replace(os.sep, "/")
 
         try:
-            return decode(FileResult, held[1], rename)  # type: ignore[no-any-return]
+            return decode(FileResult, held.result, rename)  # type: ignore[no-any-return]
         except (TypeError, ValueError, KeyError, IndexError):
             return None
 
@@ -172,12 +185,16 @@ class Cache:
             self._answers[base] = next((each for each in choices if os.path.isfile(f"{self.root}/{each}")), None)
         return self._answers[base]
 
-    def _survey_holds(self, what: Survey) -> bool:
+    def _survey_holds(self, asked: Iterable[Survey]) -> bool:
         """Whether the project is as before in what a result rests on."""
-        return self._survey is not None and _surveyed(self._survey, what) == _surveyed(self._survey_now(), what)
+        return all(
+            self._survey is not None and _surveyed(self._survey, what) == _surveyed(self._survey_now(), what)
+            for what in asked
+        )
 
     def _survey_now(self) -> dict[str, list[Any]]:
-        """Every Python file of the project: path -> [times and size, its hash if it sets the precision of products, else empty, its hash]."""
+        """Every Python file of the project: path -> [times and size, its hash, the same if it sets the precision of products, else empty, the
+        hash of what it imports and defines]."""
         if self._surveyed_now is None:
             known = self._survey or {}
             self._surveyed_now = {}
@@ -195,19 +212,25 @@ class Cache:
                     continue
                 hashed = digest(data)
                 setter = hashed if PRECISION.search(data) else ""
-                self._surveyed_now[key] = [stat if self._settled(stat) else None, setter, hashed]
+                self._surveyed_now[key] = [
+                    stat if self._settled(stat) else None,
+                    hashed,
+                    setter,
+                    digest(names_in(data)),
+                ]
         return self._surveyed_now
 
     # -- learning
 
-    def put(self, display: str, path: str, data_digest: str, result: FileResult, *, surveyed: Survey) -> None:
-        """Keeps the result of a file (absolute path) whose content had this hash; after ``learn``."""
-        key = self._key(path)
-        if key is None or not self._learn(key, {}) or self._files[key][0] != data_digest:
+    def put(self, reading: Reading, path: str) -> None:
+        """Keeps what reading a file (absolute path) gave; after ``learn``."""
+        key, callers = self._key(path), [self._key(each) for each in reading.callers]
+        known = (each is not None and self._learn(each, {}) for each in (key, *callers))
+        if key is None or not all(known) or self._files[key][0] != reading.digest:
             return
-
         with contextlib.suppress(ValueError):
-            self._results[key] = [surveyed, None if result == NOTHING else self._encoded(display, result)]
+            result = None if reading.result == NOTHING else self._encoded(reading.display, reading.result)
+            self._results[key] = Held(reading.surveyed, result, tuple(each for each in callers if each is not None))
             self._put.add(key)
 
     def renew(self, display: str, path: str, result: FileResult) -> None:
@@ -215,7 +238,7 @@ class Cache:
         key = self._key(path)
         if key is not None and key in self._results:
             with contextlib.suppress(ValueError):
-                self._results[key][1] = self._encoded(display, result)
+                self._results[key].result = self._encoded(display, result)
                 self._dirty = True
 
     def _encoded(self, display: str, result: FileResult) -> Any:
@@ -274,8 +297,9 @@ class Cache:
             if current not in seen:
                 seen.add(current)
                 pending += self._leads.get(current, ())
-                if current not in self._put:
-                    self._results.pop(current, None)
+        for key, held in list(self._results.items()):
+            if key not in self._put and not seen.isdisjoint((key, *held.callers)):
+                del self._results[key]
 
     @cached_property
     def _leads(self) -> dict[str, list[str]]:
@@ -294,15 +318,15 @@ class Cache:
 
     def save(self) -> None:
         """Writes what has changed, the whole file or nothing. A folder that cannot be written is no fault: then nothing is kept."""
-        if any(held[0] and key in self._put for key, held in self._results.items()):
+        if any(held.surveyed and key in self._put for key, held in self._results.items()):
             now = self._survey_now()
             for key, held in list(self._results.items()):
-                if held[0] and key not in self._put and not self._survey_holds(held[0]):
+                if key not in self._put and not self._survey_holds(held.surveyed):
                     del self._results[key]
             self._survey = now
         if not self._dirty:
             return
-        body = json.dumps([self._files, self._results, self._survey], separators=(",", ":"))
+        body = json.dumps([self._files, to_builtins(self._results), self._survey], separators=(",", ":"))
         with contextlib.suppress(OSError):
             _make_folder(self._file.parent)
             descriptor, beside = tempfile.mkstemp(dir=self._file.parent, suffix=".new")
@@ -327,8 +351,9 @@ class Cache:
 
 
 def _surveyed(survey: Mapping[str, list[Any]], what: Survey) -> dict[str, str]:
-    """Path -> hash of the files of a survey that matter."""
-    return {key: entry[1 if what == "precision" else 2] for key, entry in survey.items() if entry[1] or what == "all"}
+    """Path -> hash of what matters in the files of a survey in which anything does."""
+    column = {"all": 1, "precision": 2, "names": 3}[what]
+    return {key: entry[column] for key, entry in survey.items() if entry[column]}
 
 
 def _stat(path: str) -> Stat:
@@ -393,7 +418,7 @@ class Kept:
         """Keeps what reading a file gave."""
         cache = self._of.get(reading.display)
         if cache is not None and reading.digest:
-            cache.put(reading.display, os.path.abspath(path), reading.digest, reading.result, surveyed=reading.surveyed)
+            cache.put(reading, os.path.abspath(path))
 
     def renew(self, display: str, path: Path, result: FileResult) -> None:
         """Keeps more of a result, see ``Cache.renew``."""

@@ -95,17 +95,19 @@ class FileResult(Struct, frozen=True):
 NOTHING = FileResult()
 
 
-Survey = Literal["", "precision", "all"]
-"""What of a whole project a result rests on: nothing, which files set the precision of products, or what every file shows and imports."""
+Survey = Literal["precision", "names", "all"]
+"""What of a whole project a result rests on: which files set the precision of products, which files import which, or all that they hold."""
 
 
 class Reading(Struct, frozen=True):
-    """A file's result with what it rests on: the hash of the content read (empty where there was none), and what of the whole project."""
+    """A file's result with what it rests on: the hash of the content read (empty where there was none), what of the whole project, and the
+    files that were asked how they call it (absolute paths)."""
 
     display: str
     result: FileResult
     digest: str = ""
-    surveyed: Survey = ""
+    surveyed: tuple[Survey, ...] = ()
+    callers: tuple[str, ...] = ()
 
 
 def digest(data: bytes) -> str:
@@ -156,10 +158,15 @@ class Reader:
         result = self.file(display, path, data)
         absolute = Path(os.path.abspath(path))
         project = self.run.project(absolute) if self.run is not None else None
-        surveyed: Survey = ""
-        if project is not None:
-            surveyed = "all" if absolute in project.weighed else "precision" if absolute in project.surveyed else ""
-        return Reading(display, result, digest(data), surveyed)
+        if project is None:
+            return Reading(display, result, digest(data))
+        asked: dict[Survey, bool] = {
+            "precision": absolute in project.surveyed,
+            "names": absolute in project.called,
+            "all": absolute in project.weighed,
+        }
+        callers = tuple(sorted(map(str, project.called.get(absolute, ()))))
+        return Reading(display, result, digest(data), tuple(what for what in asked if asked[what]), callers)
 
     def taken(self) -> dict[Path, Looked]:
         """What reading led to since this was last asked: project -> file -> answers."""

@@ -100,18 +100,70 @@ def test_a_result_is_named_as_the_run_names_it(monkeypatch: pytest.MonkeyPatch):
         assert [f.place.path for f in report.findings] == [name]
 
 
-def test_a_changed_file_is_read_again_and_those_alone_with_what_a_caller_may_rule_out():
+def test_a_changed_file_alone_is_read_again():
     write("a.py")
     write("b.py")
     write("sound.py", SOUND)
     checked()
     write("a.py", SOUND)
-    assert (lambda seen: (seen[0], rules(seen[1])))(checked()) == (["a.py", "b.py"], [("b.py", "clip-before-unscale")])
+    assert (lambda seen: (seen[0], rules(seen[1])))(checked()) == (["a.py"], [("b.py", "clip-before-unscale")])
     assert checked()[0] == []
     write("b.py", SOUND)
     assert checked()[0] == ["b.py"]
-    write("a.py", SOUND + "\n")
-    assert checked()[0] == ["a.py"]
+
+
+STEP = """import torch
+
+
+def step(model, optimizer, scaler, loss):
+    scaler.scale(loss).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+"""
+MAIN = """import torch
+{imported}
+
+
+def main(loader):
+    model = torch.nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda", enabled={on})
+    for x in loader:
+        optimizer.zero_grad()
+        {call}
+
+
+main([])
+"""
+CALLED = {"imported": "from steps import step", "call": "step(model, optimizer, scaler, model(x).mean())"}
+UNCALLED = {"imported": "", "call": "print(x)"}
+
+
+def clipped(report: Report) -> bool:
+    return ("steps.py", "clip-before-unscale") in rules(report)
+
+
+def test_what_callers_may_rule_out_is_asked_again_when_they_change_or_another_file_comes_to_call():
+    write("steps.py", STEP)
+    write("main.py", MAIN.format(on=False, **UNCALLED))
+    write("other.py", "import torch\n\n\ndef other(x):\n    x.backward()\n")
+    assert clipped(checked()[1])
+    write("main.py", MAIN.format(on=True, **UNCALLED))
+    assert checked()[0] == ["main.py"]
+    write("main.py", MAIN.format(on=False, **CALLED))
+    read, report = checked()
+    assert (sorted(read), clipped(report)) == (["main.py", "steps.py"], False)
+    assert checked()[0] == []
+    write("other.py", "import torch\n\n\ndef other(x):\n    x.sum().backward()\n")
+    assert checked()[0] == ["other.py"]
+    write("main.py", MAIN.format(on=True, **CALLED))
+    checked("main.py")
+    read, report = checked("steps.py")
+    assert (read, clipped(report)) == (["steps.py"], True)
+    write("main.py", MAIN.format(on=False, **CALLED))
+    read, report = checked("steps.py")
+    assert (read, clipped(report)) == (["steps.py"], False)
 
 
 def test_contents_decide_not_times():
@@ -268,7 +320,7 @@ def test_a_broken_cache_is_read_as_none_and_replaced(damage: bytes | str | None)
     whole = file.read_bytes()
     if damage == "foreign":
         body = json.dumps(
-            [{"train.py": [cache.digest(CLIP.encode()), None, {}]}, {"train.py": [False, [1, 2]]}, None]
+            [{"train.py": [cache.digest(CLIP.encode()), None, {}]}, {"train.py": [[], [1, 2], [3]]}, None]
         ).encode()
         damage = f"{cache.HEADER}{cache.digest(body)}\n".encode() + body
     assert not isinstance(damage, str)

@@ -76,9 +76,10 @@ class Callers:
             return False
         functions, owner = [function for function, _ in around], around[0][1]
         name = owner.name if owner is not None else functions[0].name
-        self.project.weighed.add(module.path)
+        importers = self.importers(module.path)
+        self.project.called.setdefault(module.path, set()).update(importers)
         word = re.compile(rb"\b" + re.escape(name.encode()) + rb"\b")
-        callers = [path for path in self.importers(module.path) if word.search(self.project.read(path) or b"")]
+        callers = [path for path in importers if word.search(self.project.read(path) or b"")]
         keys = [(module.path, function.first_line) for function in functions]
         deciding = [
             *keys,

@@ -218,6 +218,8 @@ class Project:
         """The files for which every file of the project was asked whether it sets the matmul precision."""
         self.weighed: set[Path] = set()
         """The files for which every file of the project was asked what it shows (see ``flow.evidence``)."""
+        self.called: dict[Path, set[Path]] = {}
+        """The files for which those that import them were asked what they hand them (see ``callers``), and these."""
 
     def read(self, path: Path) -> bytes | None:
         """The bytes of a file; of the one at hand, what is read of it (an editor's text, a notebook's cells)."""

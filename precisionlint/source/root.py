@@ -25,6 +25,13 @@ PRECISION = re.compile(rb"allow_tf32|float32_matmul_precision|fp32_precision")
 PRECISION_FILES = 5_000
 """How many files of a project are searched for a setting of the matmul precision."""
 
+IMPORTED = re.compile(
+    rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]*(?:\(([^)]*)\)|([^\n#;]*))|import[ \t]+([\w., \t]+))", re.M
+)
+"""An import: the module that names are taken from, these names in brackets or not, or the modules imported as a whole."""
+DEFINED = re.compile(rb"^(?:class|def)[ \t]+(\w+)", re.M)
+"""What a file defines at its top level."""
+
 ROOT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 
 
@@ -55,3 +62,21 @@ def file_of(base: Path) -> Path | None:
         return init
     single = base.with_name(f"{base.name}.py")
     return single if os.path.isfile(single) else None
+
+
+def uses(name: bytes, data: bytes) -> set[bytes]:
+    """What stands behind a module's name: ``.part.thing``."""
+    return set(re.findall(rb"\b" + re.escape(name) + rb"((?:\.\w+)+)", data))
+
+
+def names_in(data: bytes) -> bytes:
+    """What decides which files a file imports, and what others may import from it: as long as all files of a project keep this, each has
+    the same importers."""
+    told = [*DEFINED.findall(data)]
+    for match in IMPORTED.finditer(data):
+        told.append(match[0])
+        for whole in (match[4] or b"").split(b","):
+            module, _, alias = whole.partition(b" as ")
+            if name := (alias or module).strip():
+                told += sorted(uses(name, data))
+    return b"\n".join(told)

@@ -45,13 +45,10 @@ class Callers:
         function, owner = enclosing(file.syntax, place.line)
         if function is None or function.name in file.called:
             return False
-        self.project.weighed.add(file.path)
+        importers = self.importers(file.path)
+        self.project.called.setdefault(file.path, set()).update(importers)
         word = re.compile(rb"\b" + re.escape((owner or function).name.encode()) + rb"\b")
-        callers = [
-            path
-            for path in self.importers(file.path)
-            if path != file.path and word.search(self.project.read(path) or b"")
-        ]
+        callers = [path for path in importers if path != file.path and word.search(self.project.read(path) or b"")]
         if not 0 < len(callers) <= MOST:
             return False
         deciding = [function.lineno, *(method.lineno for method in methods(owner))]

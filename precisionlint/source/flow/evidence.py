@@ -17,7 +17,7 @@ from precisionlint.findings import Place
 from precisionlint.source.flow.bearers import Bearers
 from precisionlint.source.flow.unused import Unused
 from precisionlint.source.project import Project
-from precisionlint.source.root import file_of, python_files
+from precisionlint.source.root import DEFINED, IMPORTED, file_of, python_files, uses
 from precisionlint.valueflow import Shows
 
 FILES = 5_000
@@ -99,12 +99,8 @@ SETTINGS = re.compile(r"conf|cfg|opt(?:s|ion)|arg|setting|default|param", re.I)
 SEEN_ONLY = frozenset({"loss under autocast", "a device with its index"})
 """What handling dtypes says nothing of: only a line that shows it counts."""
 TESTS = re.compile(r"(?:^|/)(?:tests?|docs?|benchmarks?)/|(?:^|/)(?:test_|conftest)|_test\.py$")
-IMPORTED = re.compile(
-    rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]*(?:\(([^)]*)\)|([^\n#;]*))|import[ \t]+([\w., \t]+))", re.M
-)
 WORD = re.compile(r"\w+")
 AS = re.compile(r"\bas\s+\w+")
-DEFINED = re.compile(rb"^(?:class|def)[ \t]+(\w+)", re.M)
 REGISTERS = re.compile(rb"regist(?!er_(?:buffer|parameter|\w*hook))|entry_point", re.I)
 MODULE = re.compile(rb"def forward\(")
 GENERAL = frozenset(
@@ -398,7 +394,7 @@ class Evidence:
         if target.name != "__init__.py":
             yield target
             return
-        for dotted in set(re.findall(rb"\b" + re.escape(name.encode()) + rb"((?:\.\w+)+)", self.text(path))):
+        for dotted in uses(name.encode(), self.text(path)):
             found = target
             for word in dotted.decode("ascii", "replace")[1:].split("."):
                 if found.name != "__init__.py":
