@@ -29,13 +29,11 @@ class Unused:
         self._by_any_name = any(ANY_NAME.search(text) for text in self._texts.values())
 
     def at(self, file: File, place: Place, shown: Place) -> bool:
-        """Whether a place stands in such a class of a file, and what shows half precision does not."""
-        if self._by_any_name:
+        """Whether a place stands in such a class, and another file shows half precision: one that shows it itself may be handed the class."""
+        if self._by_any_name or shown.path == file.display:
             return False
         own = around(file.syntax, place.line)
-        if own is None or (shown.path == file.display and around(file.syntax, shown.line) is own):
-            return False
-        return not self._is_used(own, file, set())
+        return own is not None and not self._is_used(own, file, set())
 
     def _is_used(self, own: ast.ClassDef, file: File, seen: set[str]) -> bool:
         """Whether anything speaks of a class that is itself used; ``seen``: classes that are asked about already."""
