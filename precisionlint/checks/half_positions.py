@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
-from precisionlint.checks.half_arithmetic import AUTOCAST, HALF_WEIGHTS, TRAINING, grade, hit, kept_in
+from precisionlint.checks.half_arithmetic import AUTOCAST, HALF_WEIGHTS, TRAINING, grade, hit, kept_in, untold
 from precisionlint.valueflow import (
     VIEWS,
     Computed,
@@ -174,7 +174,13 @@ SAMPLES = re.compile(r"^b$|^bs$|bsz|batch", re.I)
 @FAMILY.rule("half-arange", Computed)
 def half_arange(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
-    if value.op != "arange" or "dtype" not in value.options or event.scope.kind == "test":
+    if event.scope.kind == "test":
+        return
+    if value.op == "cast":
+        yield from cast_positions(value, event.scope)
+    elif value.op == "index_put":
+        yield from written_positions(value, event.scope)
+    if value.op != "arange" or "dtype" not in value.options:
         return
     how = grade(value.dtypes, event.scope)
     chosen = value.dtypes - {"float32"}  # an argument that is fp32 unless a caller says otherwise
@@ -190,23 +196,88 @@ def half_arange(state: None, event: Computed) -> Iterator[Any]:
         return
     follows = how != "certain" or value.options["dtype"].op == "dtype_of"
     if follows and ("~weights" in value.dtypes or not PLACES.search(f"{event.scope.owner} {event.scope.function}")):
-        return  # levels, bins and the like are few; positions in the dtype of frequencies are half-rope
-    end = value.inputs[-1 if len(value.inputs) < 2 else 1]
-    if SAMPLES.search(end.name):
+        if not of_area(value):
+            return  # levels, bins and the like are few; positions in the dtype of frequencies are half-rope
+        how = "possible" if how != "certain" else how
+    if SAMPLES.search(end_of(value).name):
         return  # one number a sample
-    if follows and (
-        number(value.option("step", 2)) == 2 or find(end, lambda v: bool(CHANNELS.search(v.name)), limit=6)
-    ):
-        return  # one number a channel: exponents of frequencies, few
+    if follows and few(value):
+        return
     yield hit(
         "half-arange",
         value,
         how,
-        f"positions made in {kept_in(how, value.dtypes)}: bf16 counts to 256 and fp16 to 2048, "
-        "then numbers repeat (2048 bf16 positions hold 641 values); make them in int64 or fp32 and cast what is computed from them",
+        COUNTS_TO.format(f"made in {kept_in(how, value.dtypes)}"),
         (shown_by(value.dtypes),),
         fix=Remedy(
             (Change("argument", value.at, "dtype", "torch.float32"),),
             "what is computed from the positions becomes fp32",
         ),
+    )
+
+
+COUNTS_TO = (
+    "positions {}: bf16 counts to 256 and fp16 to 2048, then numbers repeat (2048 bf16 positions hold 641 values); make them in int64 or fp32 "
+    "and cast what is computed from them"
+)
+
+
+def end_of(positions: Value) -> Value:
+    return positions.inputs[-1 if len(positions.inputs) < 2 else 1]
+
+
+def few(positions: Value) -> bool:
+    """One number a channel, by the step or by what they are counted up to: exponents of frequencies."""
+    return number(positions.option("step", 2)) == 2 or bool(
+        find(end_of(positions), lambda v: bool(CHANNELS.search(v.name)), limit=6)
+    )
+
+
+def of_area(positions: Value) -> bool:
+    """Whether positions count the elements of several dimensions, as ``height * width`` does."""
+    end = end_of(positions)
+    product = find(end, lambda v: v.op == "mul" and len(v.inputs) == 2, lambda v: v.op not in ("add", "sub", "mul"), 8)
+    return product is not None and all(number(each) is None or number(each) == 0 for each in product.inputs)
+
+
+def cast_positions(value: Value, scope: Scope) -> Iterator[Any]:
+    """``torch.arange(length).to(x.dtype)``, in what makes positions by its name."""
+    counted = next((s for s in sources(value.inputs[0]) if s.op == "arange"), None) if value.inputs else None
+    if counted is None or not counted.inputs or not may_be_half(value.dtypes) or scope.enabled is False or scope.setup:
+        return
+    if "~weights" in value.dtypes or any(INTEGRAL.search(atom) for atom in value.dtypes):
+        return
+    if not PLACES.search(f"{scope.owner} {scope.function}") or few(counted) or SAMPLES.search(end_of(counted).name):
+        return
+    if all(number(each) is not None for each in counted.inputs):
+        return
+    yield hit(
+        "half-arange",
+        value,
+        "possible",
+        COUNTS_TO.format(f"cast to {kept_in('possible', value.dtypes)}"),
+        (shown_by(value.dtypes),),
+    )
+
+
+def written_positions(value: Value, scope: Scope) -> Iterator[Any]:
+    """``ids = torch.zeros(h, w, 3, dtype=dtype)`` with ``ids[..., 1] = torch.arange(h)[:, None]``."""
+    if len(value.inputs) != 3 or scope.enabled is False or not (may_be_half(value.dtypes) or untold(value)):
+        return
+    held, _, given = value.inputs
+    counted = find(given, lambda v: v.op == "arange", lambda v: v.op not in VIEWS | {"add", "sub"}, 12)
+    asked = held.options.get("dtype")
+    if counted is None or asked is None or few(counted):
+        return
+    if any(INTEGRAL.search(atom) for atom in held.dtypes) or any(named(each, INTEGRAL) for each in asked.inputs):
+        return
+    if any(number(each) is not None for each in counted.inputs[:1]) and len(counted.inputs) == 1:
+        return
+    yield hit(
+        "half-arange",
+        held,
+        "possible",
+        COUNTS_TO.format(f"written into a tensor in {kept_in('possible', held.dtypes)}"),
+        (shown_by(held.dtypes),),
+        (Seen(value.at, "written here"),),
     )

@@ -221,7 +221,7 @@ class Frame:
                     self.tell(Touched(self.at(target), (), name, value, self.scope))
             case ast.Subscript():
                 held, key = self.expr(target.value), self.expr(target.slice)
-                if is_number(value.constant):
+                if is_number(value.constant) or (value.dtypes != UNKNOWN and held.op in torch_calls.FILLED):
                     self.made("index_put", (held, key, value), held.dtypes, target, ast_name(target.value))
                 entries = self.entries(target.value)
                 if entries is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import math
 from typing import TYPE_CHECKING
 
 from precisionlint.source.flow.heap import NOTHING, instance
 from precisionlint.source.flow.words import is_number
-from precisionlint.valueflow import BOOL, NUMBER, Value, constant, promote_values
+from precisionlint.valueflow import BOOL, NUMBER, Value, constant, number, promote_values
 
 if TYPE_CHECKING:
     from precisionlint.source.flow.evaluate import Frame
@@ -48,3 +49,14 @@ def builtin(frame: Frame, name: str, args: list[Value], node: ast.Call) -> Value
         case "getattr" if len(args) >= 2 and args[1].op == "constant" and isinstance(args[1].constant, str):
             return frame.attribute_of(args[0], args[1].constant, node)
     return NOTHING
+
+
+def folded_math(name: str, args: list[Value]) -> Value | None:
+    """The number that a function of ``math`` gives for one that is known."""
+    given = number(args[0]) if len(args) == 1 else None
+    if given is None or name not in ("sqrt", "log", "exp", "log2"):
+        return None
+    try:
+        return constant(getattr(math, name)(given))
+    except (ValueError, OverflowError):
+        return None

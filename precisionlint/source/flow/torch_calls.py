@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from precisionlint.source.flow.devices import also_place, placed
 from precisionlint.source.flow.heap import NOTHING
 from precisionlint.source.flow.joins import element
 from precisionlint.source.flow.losses import outside_loss
+from precisionlint.source.flow.python_calls import folded_math
 from precisionlint.source.flow.words import ast_name, outlives, wants_wide_gradients
 from precisionlint.valueflow import (
     BOOL,
@@ -35,7 +35,6 @@ from precisionlint.valueflow import (
     lifted,
     lowered,
     may_be_half,
-    number,
     promote,
     promote_values,
 )
@@ -61,6 +60,8 @@ def is_setting(name: str) -> bool:
 
 TORCH = ("torch", "torch.nn.functional", "torch.special", "torch.linalg", "torch.Tensor")
 """The modules whose functions are ops."""
+FILLED = frozenset({"zeros", "empty", "new_zeros", "new_empty", "zeros_like", "empty_like"})
+"""What makes a tensor whose values are written into it afterwards."""
 COUNTS = frozenset({"size", "dim", "numel", "nelement", "element_size", "stride"})
 SIZES = frozenset({"shape", "device", "ndim", "is_cuda", "size", "requires_grad", "layout", "itemsize", "nbytes"})
 
@@ -95,17 +96,6 @@ def external(frame: Frame, name: str, args: list[Value], options: dict[str, Valu
     if "autocast" in last and off is not None and off.constant is False:  # of a library, by its name
         return Value("region", (), UNKNOWN, value.at, name, ref=(False, Region("", "", at=value.at)))
     return value
-
-
-def folded_math(name: str, args: list[Value]) -> Value | None:
-    """The number that a function of ``math`` gives for one that is known."""
-    given = number(args[0]) if len(args) == 1 else None
-    if given is None or name not in ("sqrt", "log", "exp", "log2"):
-        return None
-    try:
-        return constant(getattr(math, name)(given))
-    except (ValueError, OverflowError):
-        return None
 
 
 def made_module(

@@ -1,0 +1,99 @@
+"""Positions that take the dtype of what a library's callers come with: possible, and nothing of their sound relatives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_possible_half import MARK, hits
+
+BROKEN = {
+    "one number for each pixel": """
+def components(image, rounds):
+    height, width = image.shape[-2:]
+    marks = torch.arange(1, height * width + 1, device=image.device, dtype=image.dtype)  # <-
+    return marks.reshape(1, 1, height, width)
+""",
+    "one number for each cell of a volume": """
+def numbered(volume):
+    d, h, w = volume.shape[-3:]
+    return torch.arange(d * h * w, dtype=volume.dtype).view(d, h, w)  # <-
+""",
+    "positions that are cast": """
+class LinearBias(nn.Module):
+    def position_bias(self, scores, slopes):
+        distance = torch.arange(scores.shape[-1], device=scores.device).to(scores.dtype)  # <-
+        return scores - slopes * distance
+
+
+def relative_positions(query, length):
+    return torch.arange(length, device=query.device)[None, :].type_as(query)  # <-
+""",
+    "positions that are written": """
+def image_ids(height, width, dtype, device):
+    ids = torch.zeros(height, width, 3, dtype=dtype, device=device)  # <-
+    ids[..., 1] = torch.arange(height, device=device)[:, None]
+    ids[..., 2] = torch.arange(width, device=device)[None, :] + 1
+    return ids.flatten(0, 1)
+
+
+def grid(latents, rows, columns):
+    places = latents.new_empty(rows, columns, 2, dtype=latents.dtype)  # <-
+    places[..., 0] = torch.arange(rows)[:, None]
+    return places
+""",
+}
+
+SOUND = {
+    "numbers in fp32 and integers": """
+def components(image, rounds):
+    height, width = image.shape[-2:]
+    marks = torch.arange(1, height * width + 1, device=image.device, dtype=torch.float32)
+    return marks.reshape(1, 1, height, width).to(image.dtype)
+
+
+def image_ids(height, width, dtype, device):
+    ids = torch.zeros(height, width, 3, device=device)
+    ids[..., 1] = torch.arange(height, device=device)[:, None]
+    return ids.flatten(0, 1)
+
+
+def position_ids(input_ids, length):
+    ids = torch.zeros(3, length, dtype=input_ids.dtype)
+    ids[0] = torch.arange(length)
+    ids[1] = torch.arange(length).to(input_ids.dtype)
+    return ids
+""",
+    "few, or of channels, or of other things": """
+def levels(x, count):
+    return torch.arange(count, dtype=x.dtype, device=x.device) / count
+
+
+def embed_positions(x, width):
+    return 10000 ** (-torch.arange(0, width, 2).to(x.dtype) / width)
+
+
+def corners(x):
+    grid = torch.zeros(4, 2, dtype=x.dtype)
+    grid[:, 0] = torch.arange(4)
+    grid[:, 1] = x.mean()
+    return grid
+
+
+def position_tables(x, length):
+    angles = torch.outer(torch.arange(length).float(), x.float())
+    return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+""",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_possible_fault_stands_where_it_is_made(tmp_path: Path, name: str) -> None:
+    text, found = hits(tmp_path, BROKEN[name])
+    marked = [number for number, line in enumerate(text.splitlines(), 1) if line.endswith(MARK)]
+    assert [line for line, each in found if each == "half-arange"] == marked
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_nothing_is_said_of_the_sound_relatives(tmp_path: Path, name: str) -> None:
+    assert [each for each in hits(tmp_path, SOUND[name])[1] if each[1] in ("half-arange", "half-rope")] == []
