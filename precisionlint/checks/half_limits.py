@@ -212,7 +212,8 @@ def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
         return
     # What a model gives may be anything, and so is what a criterion from elsewhere does with it.
     told = (half or may_be_half(given.dtypes)) and logits(given)
-    if scope.enabled is not False and (told or (value.op != "loss" and untold(given) and named(given, OUTPUTS))):
+    free = untold(given) or may_be_half(given.dtypes)
+    if scope.enabled is not False and (told or (value.op != "loss" and free and named(given, OUTPUTS))):
         message = of_logits(given)
         if value.op == "loss":
             if not may_be_half(value.dtypes):  # autocast lifts it

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Family, Seen
-from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, kept_in, logits, short, trains
+from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, kept_in, logits, short, trains, untold
 from precisionlint.checks.half_limits import LOSSES
 from precisionlint.recipes import HALVES
 from precisionlint.valueflow import (
@@ -105,6 +105,41 @@ def sum_over_ranks(value: Value, scope: Scope) -> Iterator[Any]:
     )
 
 
+@FAMILY.rule("half-scatter", Computed)
+def half_scatter(state: None, event: Computed) -> Iterator[Any]:
+    """``torch.zeros_like(x).index_add_(0, rows, x)``: on CUDA each term is added into the result itself."""
+    value, scope = event.value, event.scope
+    if value.op not in SCATTERS or not value.inputs or scope.enabled is False or not trains(scope):
+        return
+    how = value.option("reduce", 4)
+    if value.op.endswith("reduce") and (how is None or how.constant not in ("sum", "mean")):
+        return
+    total = value.inputs[0]
+    made = next((s for s in sources(total, VIEWS | SCATTERS) if s.op in EMPTIED), None)
+    if made is None or not (known_half(total.dtypes) or may_be_half(total.dtypes) or like_another(made)):
+        return
+    yield hit(
+        "half-scatter",
+        value,
+        "possible",
+        f"terms are added on rows in {short(total.dtypes) if known_half(total.dtypes) else kept_in('possible', total.dtypes)}: on CUDA each "
+        "addition is rounded, and a sum of many stands still at 256 times its terms in bf16 (fp16: 2048); add them up in fp32",
+        (TRAINING, Shows("half")),
+        (Seen(made.at, "the rows"),) if made.at is not None else (),
+    )
+
+
+SCATTERS = frozenset({"index_add", "scatter_add", "scatter_reduce", "index_reduce"})
+EMPTIED = frozenset({"zeros", "zero_", "zeros_like", "new_zeros", "empty_like", "new_empty", "full_like", "new_full"})
+
+
+def like_another(made: Value) -> bool:
+    """Whether a tensor has the dtype of another one of which nothing is known."""
+    if "dtype" in made.options:
+        return made.options["dtype"].op == "dtype_of" and untold(made)
+    return made.op != "zeros" and untold(made)
+
+
 def gram_sum(event: Computed) -> Iterator[Any]:
     """``covariance.add_(x.mT @ x)``: products of a tensor with itself, added up over batches."""
     value, scope = event.value, event.scope
@@ -142,7 +177,11 @@ def narrow_metric(event: Computed) -> Iterator[Any]:
         return
     total, term = value.inputs
     kept = value.name.startswith("in-place") and (value.name == "in-place state" or carried(value, total))
-    if not kept or known_half(value.dtypes) or not may_be_half(term.dtypes - NUMBER) or not apart(term, scope):
+    if not kept or known_half(value.dtypes) or not may_be_half(term.dtypes - NUMBER):
+        return
+    if scope.function == "update" and value.name == "in-place state":
+        yield from narrow_update(value, term)
+    if not apart(term, scope):
         return
     made = find(term, lambda v: v.op in LOGARITHMIC, lambda v: v.op in ("layer", "linear"), 24)
     reduced = find(term, lambda v: v.op in REDUCED, lambda v: v.op in ("layer", "linear"), 16)
@@ -157,6 +196,24 @@ def narrow_metric(event: Computed) -> Iterator[Any]:
         (Shows("half"),),
         (Seen(reduced.at, "what is added"), Seen(value.at, "added up")),
     )
+
+
+def narrow_update(value: Value, term: Value) -> Iterator[Any]:
+    """``self.error += (preds - target).abs().sum()`` in ``update`` of a metric: the sum of a batch in the dtype of the predictions."""
+    reduced = next((s for s in sources(term, VIEWS | {"neg", "mul", "div"}) if s.op == "sum"), None)
+    if reduced is None or "dtype" in reduced.options or not reduced.inputs or logits(reduced.inputs[0]):
+        return
+    predicted = find(reduced.inputs[0], logits, lambda v: v.op in ("cast", "test", "log", "exp"), 24)
+    if predicted is not None:
+        yield hit(
+            "half-running-sum",
+            value,
+            "possible",
+            f"a metric sums up a batch in {kept_in('possible', reduced.dtypes)}: the sum is rounded to 8 bits in bf16, and inf above 65504 in "
+            "fp16; cast the predictions to float first",
+            (Shows("half"),),
+            (Seen(reduced.at, "what is added"),) if reduced.at is not None else (),
+        )
 
 
 def narrow_prefixes(event: Computed) -> Iterator[Any]:

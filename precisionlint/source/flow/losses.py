@@ -1,4 +1,4 @@
-"""Losses that other libraries compute, known by their names alone: whether they widen what they are given, nobody here knows."""
+"""Losses and log-probabilities that others compute, known by their names alone: whether they widen what they are given, nobody here knows."""
 
 from __future__ import annotations
 
@@ -6,20 +6,31 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from precisionlint.valueflow import UNKNOWN, Value
+from precisionlint.valueflow import UNKNOWN, Value, named
 
 if TYPE_CHECKING:
     from precisionlint.source.flow.evaluate import Frame
 
-LOSS = re.compile(r"(?:^|[._])loss(?:_|$)")
+LOSS = re.compile(r"(?:^|[._])loss(?:_|$)|cross_entropy|(?:^|_)(?:nll|xent)(?:_|$)")
 PREDICTED = frozenset({"layer", "linear", "attribute"})
 """What may be the output of a model."""
+LOG_PROBABILITIES = re.compile(
+    r"log_?probs?_(?:from|of|and|for)|(?:gather|selective|batch|token|get|compute|calc)\w*_log_?(?:probs?|softmax|ps)\b|logps?_from"
+)
+"""And those that compute log-probabilities of tokens."""
+OUTPUT = re.compile(r"logits?$|^(?:outputs?|preds?|predictions?)$")
+"""What the output of a model is called where it is handed in."""
 
 
 def outside_loss(frame: Frame, name: str, args: list[Value], options: dict[str, Value], node: ast.Call) -> None:
-    """Tells of a call of an outside function, if its name says that it computes a loss and it is given what a layer made. (What torch
-    does with dtypes in its own is known.)"""
+    """Tells of a call of an outside function, if its name says that it computes a loss, or log-probabilities, and it is given what a layer
+    made. (What torch does with dtypes in its own is known.)"""
     given = [*args, *options.values()]
-    predicted = next((part for part in given if part.op in PREDICTED), None)
-    if predicted is not None and LOSS.search(name) and not name.startswith("torch."):
-        frame.made("criterion", [predicted, *given], UNKNOWN, node, name.rpartition(".")[2], options)
+    predicted = next((part for part in given if part.op in PREDICTED or named(part, OUTPUT)), None)
+    if predicted is None or name.startswith("torch."):
+        return
+    last = name.rpartition(".")[2]
+    if LOSS.search(name):
+        frame.made("criterion", [predicted, *given], UNKNOWN, node, last, options)
+    elif LOG_PROBABILITIES.search(last):
+        frame.made("log probabilities", [predicted, *given], UNKNOWN, node, last, options)

@@ -43,7 +43,8 @@ SAME = names(
     ones_like rand_like randn_like full_like new_zeros new_ones new_empty new_full new_tensor
     scaled_dot_product_attention lerp addcmul addcdiv index_add index_add_ scatter scatter_ scatter_add
     scatter_add_ index_copy index_fill fill_ zero_ copy_ bernoulli bernoulli_ uniform_ normal_ tile sigmoid_ tanh_
-    neg_ sqrt_ rsqrt_ kthvalue quantile topk huber_loss lerp_
+    neg_ sqrt_ rsqrt_ kthvalue quantile topk huber_loss lerp_ scatter_reduce scatter_reduce_ index_reduce
+    index_reduce_
     """
 )
 """Their result has the dtype of their first input."""
@@ -63,6 +64,7 @@ RENAMED = {
     "clamp_": "clamp", "clip": "clamp", "clip_": "clamp", "clamp_min": "clamp", "clamp_min_": "clamp", "clamp_max": "clamp",
     "clamp_max_": "clamp", "masked_fill_": "masked_fill", "vector_norm": "norm", "absolute": "abs", "exp_": "exp", "log_": "log",
     "nan_to_num_": "nan_to_num", "index_add_": "index_add", "scatter_add_": "scatter_add", "scatter_reduce_": "scatter_reduce",
+    "index_reduce_": "index_reduce",
     "sqrt_": "sqrt", "rsqrt_": "rsqrt", "relu_": "relu", "round_": "round", "lerp_": "lerp", "sigmoid_": "sigmoid", "tanh_": "tanh",
     "binary_cross_entropy": "bce", "cross_entropy": "cross_entropy", "nll_loss": "nll_loss",
     "binary_cross_entropy_with_logits": "bce_with_logits", "huber_loss": "loss",

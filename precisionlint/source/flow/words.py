@@ -47,7 +47,9 @@ CALLED = frozenset({"function", "instance", "module", "external", "constructed",
 
 HANDED = frozenset({"input", "index", "attribute", "unknown", "constructed", "layer"})
 CRITERION = re.compile(
-    r"criterion|^(?:self_)?loss(?:_?(?:fn|func|fct|function))?$|_loss_(?:fn|func|fct|function)$", re.I
+    r"criterion|^(?:self_)?loss(?:_?(?:fn|func|fct|function))?$|_loss_(?:fn|func|fct|function)$|^loss_[a-z]\w*$"
+    r"|^(?!comp|get|calc|upd|log|red|back|scale|add|rec|acc|train|eval|val|print|gath|set)[a-z]\w*_loss$",
+    re.I,
 )
 """What a loss is called that is handed in or built elsewhere: only its name says that it is one."""
 LACKING = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "TypeError"})
