@@ -22,6 +22,7 @@ from precisionlint.facts import HalfParams, HalfSum, RoundedProduct
 from precisionlint.findings import Place
 from precisionlint.recipes import HALVES
 from precisionlint.subjects import File
+from precisionlint.subjects.jax_sums import TREE_MAPS, added_to, is_at, named, parts_of
 from precisionlint.subjects.names import Names, argument
 
 CREATORS = {
@@ -39,12 +40,9 @@ CREATORS = {
 NEUTRAL = ("zeros", "zeros_like", "empty", "full", "full_like")
 PRODUCTS = ("einsum", "matmul", "dot", "tensordot", "dot_general", "vdot")
 WIDENING = ("softmax", "log_softmax", "logsumexp", "softmax_cross_entropy", "softmax_cross_entropy_with_integer_labels")
-TREE_MAPS = ("jax.tree.map", "jax.tree_map", "jax.tree_util.tree_map", "jax.tree_multimap")
 HALF_NAMED = re.compile(r"bf16|bfloat16|fp16|float16")
 FEW = 4
 """A sum of fewer terms is rounded at most twice."""
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class Made(Struct, frozen=True):
@@ -120,6 +118,10 @@ class Program:
         text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else self.names.of(node)
         return HALVES.get(text.removeprefix("jax.numpy.").removeprefix("numpy.").removeprefix("ml_dtypes."), "")
 
+    def empty(self, node: ast.expr) -> bool:
+        """Whether an expression makes an array that holds nothing yet."""
+        return isinstance(node, ast.Call) and self.names.of(node.func) in {f"jax.numpy.{each}" for each in NEUTRAL}
+
     def op(self, call: ast.Call) -> str:
         """The last part of a function of jax's, or nothing."""
         name = self.names.of(call.func)
@@ -135,11 +137,16 @@ class Scope:
         self.held = held
         self.loops: list[int | None] = []
         """How often each loop around runs, where that is known."""
+        self.inner: dict[str, ast.FunctionDef] = {}
+        """The functions that are defined in this one."""
 
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Event]:
         arguments = node.args
         for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
             self.held.pop(each.arg, None)
+        self.inner = {
+            each.name: each for each in ast.walk(node) if isinstance(each, ast.FunctionDef) and each is not node
+        }
         yield from self.block(node.body)
 
     def block(self, body: list[ast.stmt]) -> Iterator[Event]:
@@ -201,14 +208,16 @@ class Scope:
         program, at = self.program, self.program.file.place(call)
         function = call.func
         if isinstance(function, ast.Attribute) and function.attr == "astype":
-            dtype = program.half(argument(call, "dtype", 0))
-            return Made("array", dtype, at, "cast") if dtype else None
+            dtype, empty = program.half(argument(call, "dtype", 0)), program.empty(function.value)
+            return Made("sum" if empty else "array", dtype, at, "cast") if dtype else None
         name, op = program.names.of(function), program.op(call)
         if name.startswith("jax.numpy.") and op in CREATORS:
             dtype = program.half(argument(call, "dtype", CREATORS[op]))
             return Made("sum" if op in NEUTRAL else "array", dtype, at, op) if dtype else None
         if op in PRODUCTS:
             return self.product(call, op)
+        if name in TREE_MAPS and call.args and (dtype := self.emptied(call.args[0])):
+            return Made("sum", dtype, at, "zeros for each leaf")
         if name in TREE_MAPS and call.args:
             dtype = self.casts(call.args[0])
             return Made("params", dtype, at, f"cast to {dtype}") if dtype else None
@@ -255,6 +264,14 @@ class Scope:
             return None
         dtypes = {each.dtype for each in made if each is not None}
         return Made("product", dtypes.pop(), self.program.file.place(call), op) if len(dtypes) == 1 else None
+
+    def emptied(self, function: ast.expr) -> str:
+        """The half in which a function makes zeros for what it is given: ``lambda x: jnp.zeros_like(x, dtype=jnp.bfloat16)``."""
+        if isinstance(function, ast.Call) and self.program.names.of(function.func) == "functools.partial":
+            creates = bool(function.args) and self.program.names.of(function.args[0]) == "jax.numpy.zeros_like"
+            return self.program.half(argument(function, "dtype", 2)) if creates else ""
+        made = self.made(function.body) if isinstance(function, ast.Lambda) else None
+        return made.dtype if made is not None and made.kind == "sum" else ""
 
     def casts(self, function: ast.expr) -> str:
         """The half to which a function casts what it is given: ``lambda x: x.astype(jnp.bfloat16)``, with or without a condition."""
@@ -308,7 +325,7 @@ class Scope:
         program = self.program
         op, at = program.op(call), program.file.place(call)
         function = call.func
-        if isinstance(function, ast.Attribute) and function.attr == "add" and _is_at(function.value):
+        if isinstance(function, ast.Attribute) and function.attr == "add" and is_at(function.value):
             array = function.value.value.value  # type: ignore[attr-defined]
             made = self.made(array)
             if made is not None and made.kind == "sum":
@@ -341,7 +358,7 @@ class Scope:
         function = (
             body
             if isinstance(body, ast.Lambda)
-            else self.program.functions.get(body.id)
+            else self.inner.get(body.id) or self.program.functions.get(body.id)
             if isinstance(body, ast.Name)
             else None
         )
@@ -351,13 +368,13 @@ class Scope:
         position = 0 if op == "scan" else 1
         if len(parameters) <= position:
             return
-        carried = _parts(function, parameters[position].arg)
+        carried = parts_of(function, parameters[position].arg)
         inits = init.elts if isinstance(init, ast.Tuple) else [init]
         for position, (name, part) in enumerate(
             zip(carried if len(carried) == len(inits) else [], inits, strict=False)
         ):
             made = self.made(part)
-            added = _added(function, name, position if len(carried) > 1 else None, op == "scan")
+            added = added_to(function, name, position if len(carried) > 1 else None, op == "scan", self.program.names)
             if made is not None and made.kind == "sum" and added is not None:
                 yield HalfSum(self.program.file.place(added), (), "loop", name, made.dtype, made.at)
 
@@ -381,7 +398,7 @@ class Scope:
             block = shape if isinstance(shape, ast.Call) else None
             dtype = self.program.half(argument(block, "dtype", 1)) if block is not None else ""
             for node in ast.walk(function) if dtype else ():
-                if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and _named(node.target) == name:
+                if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and named(node.target) == name:
                     yield HalfSum(
                         self.program.file.place(node), (), "kernel", name, dtype, self.program.file.place(block or call)
                     )
@@ -433,62 +450,6 @@ def _times(node: ast.stmt) -> int | None:
         if node.iter.func.id == "range" and len(bounds) == len(node.iter.args) and bounds:
             return len(range(*bounds))
     return None
-
-
-def _added(function: Function, name: str, position: int | None, scan: bool) -> ast.expr | ast.stmt | None:
-    """Where a body adds to a part of what it carries and hands the sum on as that part; a state that is worked on further is no sum."""
-    returned: list[ast.expr | None] = [function.body] if isinstance(function, ast.Lambda) else []
-    inner = [] if isinstance(function, ast.Lambda) else list(ast.walk(function))
-    returned += [node.value for node in inner if isinstance(node, ast.Return)]
-    for value in returned:
-        if scan:
-            value = value.elts[0] if isinstance(value, ast.Tuple) and value.elts else None
-        if position is not None:
-            value = value.elts[position] if isinstance(value, ast.Tuple) and len(value.elts) > position else None
-        if value is None:
-            continue
-        if _adds(value, name):
-            return value
-        if isinstance(value, ast.Name):
-            for node in inner:
-                if isinstance(node, ast.Assign) and _named(node.targets[0]) == value.id and _adds(node.value, name):
-                    return node
-                if (
-                    isinstance(node, ast.AugAssign)
-                    and isinstance(node.op, ast.Add)
-                    and _named(node.target) == name == value.id
-                ):
-                    return node
-    return None
-
-
-def _adds(node: ast.expr, name: str) -> bool:
-    """``name + something``, or the other way round."""
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
-        return False
-    return any(isinstance(each, ast.Name) and each.id == name for each in (node.left, node.right))
-
-
-def _is_at(node: ast.expr) -> bool:
-    """``array.at[…]``"""
-    return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "at"
-
-
-def _named(node: ast.expr) -> str:
-    """The name under a subscript: ``ref`` of ``ref[...]``."""
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _parts(function: Function, parameter: str) -> list[str]:
-    """The names of the parts of what a body carries: the parameter itself, or what it is taken apart into."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == parameter:
-            target = node.targets[0]
-            if isinstance(target, ast.Tuple) and all(isinstance(each, ast.Name) for each in target.elts):
-                return [each.id for each in target.elts if isinstance(each, ast.Name)]
-    return [parameter]
 
 
 def _rate(call: ast.Call) -> float | None:
