@@ -101,3 +101,57 @@ def test_half_weights_in_what_something_unread_made_of_a_model_are_possible(
 ) -> None:
     found = said(tmp_path, WRAPPED.format(half=half, before=before, wraps=wraps))
     assert found == ([("bf16-only-weights", "possible", 9)] if told else [])
+
+
+NAMED = """
+import torch
+from torch import nn, optim
+
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.table = nn.Embedding(100, width)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 100)
+
+    def forward(self, x, y):
+        return nn.functional.cross_entropy(self.head(self.norm(self.table(x))).float(), y)
+
+
+def main(settings, loader):
+    model = Net(64).cuda(){half}
+    {between}
+    optimizer = {optimizer}
+    for x, y in loader:
+        loss = model(x, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+main(read(), load())
+"""
+BACK = "for part in model.modules():\n        if isinstance(part, nn.LayerNorm):\n            part.float()"
+
+
+@pytest.mark.parametrize(
+    ("half", "between", "optimizer", "told"),
+    [
+        (".bfloat16()", "", "getattr(torch.optim, settings.name)(model.parameters(), lr=1e-5)", "certain"),
+        (".bfloat16()", "make = getattr(optim, settings['kind'])", "make(model.parameters(), lr=1e-5)", "certain"),
+        (".bfloat16()", BACK, "getattr(optim, settings.name)(model.parameters(), lr=1e-5)", "certain"),
+        (".bfloat16()", "", "optim.Adam([model.table.weight], lr=1e-5)", "certain"),
+        (".bfloat16()", BACK, "optim.Adam([model.table.weight], lr=1e-5)", "possible"),
+        (".bfloat16()", "model.head.float()", "optim.Adam([model.head.weight, model.head.bias], lr=1e-5)", ""),
+        (".bfloat16()", "", "getattr(torch.optim.lr_scheduler, settings.name)(model.parameters())", ""),
+        (".bfloat16()", "", "getattr(settings.house, settings.name)(model.parameters(), lr=1e-5)", ""),
+        ("", "", "getattr(torch.optim, settings.name)(model.parameters(), lr=1e-5)", ""),
+        ("", "", "optim.Adam([model.table.weight], lr=1e-5)", ""),
+    ],
+)
+def test_optimizers_by_name_and_over_single_parameters(
+    tmp_path: Path, half: str, between: str, optimizer: str, told: str
+) -> None:
+    found = said(tmp_path, NAMED.format(half=half, between=between, optimizer=optimizer))
+    assert found == ([("bf16-only-weights", told, 18)] if told else [])

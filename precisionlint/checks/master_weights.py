@@ -52,7 +52,7 @@ SIGNIFICANT = {"fp16": 11, "bf16": 8}
 
 class Took(Record, frozen=True, eq=False):
     """Weights in half, and how they came to be. ``by``: the framework that cast them, if one did; ``norms``: BatchNorm layers are among
-    them; ``sharded``: FSDP took them with a mixed-precision policy afterwards."""
+    them; ``sharded``: FSDP took them with a mixed-precision policy afterwards; ``partly``: some of their layers went back to fp32."""
 
     aside: ClassVar[tuple[str, ...]] = ("how", "seen", "sharding")
 
@@ -64,6 +64,11 @@ class Took(Record, frozen=True, eq=False):
     norms: bool = False
     sharded: bool = False
     sharding: Seen | None = None
+    partly: bool = False
+
+    def holds(self, weights: Weights) -> bool:
+        """Whether it is seen that these weights are still half: which layers went back is not known of one parameter."""
+        return not self.partly or any(path[-1] not in ("weight", "bias") for path in weights)
 
 
 class Owned(Record, frozen=True, eq=False):
@@ -168,7 +173,9 @@ def taken(all_took: frozenset[Took], event: WeightsTake) -> frozenset[Took]:
     """What is half once weights have taken a dtype."""
     if event.dtype not in HALF and all(path[-1] == SOME for path in event.weights):
         # Some layers of a model go back to fp32, its norms usually; the others stay.
-        return frozenset(replace(t, norms=False) if overlap(t.weights, event.weights) else t for t in all_took)
+        return frozenset(
+            replace(t, norms=False, partly=True) if overlap(t.weights, event.weights) else t for t in all_took
+        )
     took = frozenset(t for t in all_took if not covers(event.weights, t.weights))
     if event.dtype in HALF:
         assert event.dtype is not None
@@ -232,7 +239,10 @@ def bf16_only_weights(storage: Storage, event: Step | Driven | Trains | Recipe |
                 known = isinstance(event, Step)
                 seen = (took.seen, own.seen, Seen(event.at, stepped(event), event.when))
                 hit = lost_updates(took, own.weights, own.cls.rpartition(".")[2], own.lr, seen)
-                yield hit if took in sure and known else replace(hit, confidence="likely")
+                if not took.holds(own.weights):
+                    yield replace(hit, confidence="possible")
+                else:
+                    yield hit if took in sure and known else replace(hit, confidence="likely")
 
 
 def lost_updates(took: Took, weights: Weights, optimizer: str, lr: float | None, trace: tuple[Seen, ...]) -> Hit:

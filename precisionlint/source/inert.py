@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
     from precisionlint.source.project import ProjectModule
 
-TOUCHES = re.compile(r"grad|norm\b|scale|DataParallel|compile|wrap|[a-z]_\(|\.data\b|\bema|averag")
+TOUCHES = re.compile(
+    r"grad|norm\b|scale|DataParallel|compile|wrap|[a-z]_\(|\.data\b|\bema|averag|isinstance\((?s:.*)\.float\(\)"
+)
 """What else a branch may not hold, besides the words that make a function matter."""
 LEAVES = (p.Return, p.Break, p.Continue, p.Yield)
 DECLARES = (p.Define, p.DefineClass, p.Import, p.Outer, p.Delete, p.With, p.Try)

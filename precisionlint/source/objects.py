@@ -56,6 +56,9 @@ def held_weights(it: Interpreter, state: State, value: Value) -> Weights | None:
             if params is not None and it.kind(state, value) in ("", "param_group"):
                 return held_weights(it, state, params)
             return None
+        case Sym(key=("attr", _, "weight" | "bias")):  # one parameter of a layer
+            path = weight_path(it, value)
+            return frozenset({path}) if isinstance(path[0], Obj) and it.kind(state, path[0]) == "module" else None
     return None
 
 

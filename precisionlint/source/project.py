@@ -62,6 +62,8 @@ KEPT = 40
 
 SCALER_USE = re.compile(r"\.unscale_\(|\.scale\([^\n]*\)\.backward\(")
 MODEL_USE = re.compile(r"\.(?:named_parameters|parameters|train|eval|load_state_dict)\(")
+CAST_IN_PLACE = re.compile(r"\.(?:float|half|bfloat16)\(\)[ \t]*$", re.M)
+"""What ends a statement that only casts: done for its effect, that is done to a module."""
 LAST_WORD = re.compile(r"\w+\Z")
 LONGEST_NAME = 100
 
@@ -81,6 +83,17 @@ def names_before(use: re.Pattern[str], text: str) -> set[str]:
     return {word[0] for word in before if word is not None}
 
 
+def modules_cast(text: str) -> set[str]:
+    """The names of parts that a statement of its own casts: ``model.head.float()``, whose result nothing takes."""
+    found = set()
+    for at in CAST_IN_PLACE.finditer(text):
+        start = text.rfind("\n", 0, at.start()) + 1
+        path = text[start : at.start()].strip().split(".")
+        if len(path) > 1 and all(map(str.isidentifier, path)) and text[:start].rstrip()[-1:] not in set("([{,=+-*/\\|"):
+            found.add(path[-1])
+    return found
+
+
 class ProjectModule:
     """One file of the project, parsed and lowered at its top level."""
 
@@ -98,7 +111,7 @@ class ProjectModule:
         self.kept = frozenset(telling_names(self.tree, self.code))
         # What is used as only a scaler is, whatever its name.
         self.scaler_names = names_before(SCALER_USE, self.text)
-        self.model_names = names_before(MODEL_USE, self.text)
+        self.model_names = names_before(MODEL_USE, self.text) | modules_cast(self.text)
         self._words: dict[p.Function, frozenset[str]] = {}
         self._triggered: dict[p.Function, bool] = {}
         self._strong: dict[p.Function, bool] = {}

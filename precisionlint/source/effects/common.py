@@ -35,6 +35,8 @@ OPTIMIZER_NAME = re.compile(r"optim|(?:^|_)opt(?:$|_|\d)|^opt[a-zA-Z]?$|_opts?$"
 SCHEDULER_NAME = re.compile(r"sched", re.I)
 
 
+ANY_OPTIMIZER = "torch.optim.Optimizer"
+"""One of torch.optim by a name that is not known: none of them keeps an fp32 copy."""
 FINITE = re.compile(r"finite|(?:^|_)is_?(?:nan|inf)|nan|overflow|(?:^|_)inf(?:$|_)|skip|valid", re.I)
 
 

@@ -9,6 +9,7 @@ from precisionlint.events import Named, Owns, Step, ZeroGrad
 from precisionlint.source import program as p
 from precisionlint.source.effects.checkpoints import handed_over
 from precisionlint.source.effects.common import (
+    ANY_OPTIMIZER,
     FINITE,
     Outcome,
     argument,
@@ -53,7 +54,7 @@ def make_optimizer(it: Interpreter, state: State, instr: p.Call, cls: str, args:
     state.allocate(obj, {"params": params})
     it.coverage.optimizers.add(instr.at)
     it.coverage.recipe.optimizers.add(cls.rpartition(".")[2])
-    masters = False if cls in it.apis.optimizers else None
+    masters = False if cls in it.apis.optimizers or cls == ANY_OPTIMIZER else None
     it.emit(
         state,
         Owns(

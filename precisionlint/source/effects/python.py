@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from precisionlint.events import Weights
 from precisionlint.source import program as p
-from precisionlint.source.effects.common import Outcome, argument, one, open_ended, result
+from precisionlint.source.effects.common import ANY_OPTIMIZER, Outcome, argument, one, open_ended, result
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import attribute, class_attribute, element_of, elements
 from precisionlint.source.objects import is_container, state_dict_weights
@@ -192,6 +192,8 @@ def getattr_(it: Interpreter, state: State, instr: p.Call, callee: External, arg
     if len(values) >= 2 and isinstance(values[1], Const) and isinstance(values[1].value, str):
         found = attribute(it, state, values[0], values[1].value)
         return one(state, result(it, state, instr, callee, ()) if isinstance(found, Method) else found)
+    if values[:1] == [External("torch.optim")] and isinstance(values[1], Sym) and values[1].default is None:
+        return one(state, External(ANY_OPTIMIZER))
     if len(values) >= 2 and isinstance(values[0], External):
         value = it.derived(
             ("getattr", values[0], values[1]), f"getattr({text_of(values[0])}, {text_of(values[1])})", (values[1],)
