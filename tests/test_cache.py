@@ -161,9 +161,14 @@ def test_what_callers_may_rule_out_is_asked_again_when_they_change_or_another_fi
     checked("main.py")
     read, report = checked("steps.py")
     assert (read, clipped(report)) == (["steps.py"], True)
+
+
+def test_a_caller_that_changed_is_asked_again_though_nothing_has_read_it_since():
+    write("steps.py", STEP)
+    write("main.py", MAIN.format(on=True, **CALLED))
+    assert clipped(checked("steps.py")[1])
     write("main.py", MAIN.format(on=False, **CALLED))
-    read, report = checked("steps.py")
-    assert (read, clipped(report)) == (["steps.py"], False)
+    assert not clipped(checked("steps.py")[1])
 
 
 def test_contents_decide_not_times():
