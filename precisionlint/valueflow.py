@@ -266,14 +266,14 @@ VIEWS = frozenset({"view", "either", "index", "stack", "attribute", "many"})
 
 
 def sources(value: Value, through: frozenset[str] = VIEWS, limit: int = 32) -> Iterator[Value]:
-    """What a value is, seen through views (and whatever else is named)."""
+    """What a value is, seen through views (and whatever else is named): one value at least, be it a view of nothing known."""
     todo, seen = [value], set[int]()
-    while todo and len(seen) < limit:
+    while todo:
         current = todo.pop()
         if id(current) in seen:
             continue
         seen.add(id(current))
-        if current.op in through:
+        if current.op in through and current.inputs and len(seen) < limit:
             todo.extend(current.inputs if current.op in ("either", "stack") else current.inputs[:1])
         else:
             yield current

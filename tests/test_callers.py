@@ -161,10 +161,16 @@ import torch
 def position_table(length, width):
     frequencies = 1.0 / (10000 ** (torch.arange(0, width, 2).float() / width))
     return torch.einsum("i,j->ij", torch.arange(length).float(), frequencies).sin()
+
+
+def table_of(kind, length, width):
+    if kind == "none":
+        return 0
+    return position_table(length, width)
 """
 NET = """
 import torch
-from table import position_table
+from table import position_table, table_of
 
 
 class Net(torch.nn.Module):
@@ -189,6 +195,9 @@ def train(model, optimizer, x):
     [
         ("self.table = position_table(length, width)", "self.table", []),
         ("pass", "position_table(x.shape[1], x.shape[2])", ["half-rope"]),
+        ("self.table = table_of('sine', length, width)", "self.table", []),
+        ("pass", "table_of('sine', x.shape[1], x.shape[2])", ["half-rope"]),
+        ("self.table = table_of('sine', length, width)", "self.table + position_table(9, 4)", ["half-rope"]),
     ],
 )
 def test_what_is_made_with_a_module_meets_no_autocast(tmp_path: Path, init: str, used: str, told: list[str]) -> None:

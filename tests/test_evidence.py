@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from precisionlint import catalogue, check
+from precisionlint.source.flow.evidence import Evidence
+from precisionlint.source.project import Project
 
 HEADER = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n"
 NORM = f"""{HEADER}
@@ -159,3 +161,30 @@ def test_a_layer_that_no_program_names_is_nobodys(tmp_path: Path):
     assert grades(tmp_path, **files, train=train) == []
     assert grades(tmp_path, train=f"{train}\nmodel = make('net.Net')\n") == ["likely"]
     assert grades(tmp_path, train=f"import importlib\n{train}") == ["likely"]  # any, by a name in its configuration
+
+
+@pytest.mark.parametrize(
+    ("speaks", "third", "called"),
+    [
+        ("loss = evaluate(model, x)", "", True),
+        ("loss = evaluate(model, x)", "def evaluate(model):\n    return model\n", False),
+        ("loss = models['Norm'](x)", "class Norm:\n    pass\n", True),
+        ("loss = model(x)  # a Norm", "", False),
+        ("loss = F.evaluate(x)", "", False),
+        ("loss = models['evaluate'](x)", "", False),
+    ],
+)
+def test_who_speaks_of_what_a_file_defines_may_call_it(tmp_path: Path, speaks: str, third: str, called: bool):
+    (tmp_path / "pyproject.toml").touch()
+    norm, other = tmp_path / "norm.py", tmp_path / "other.py"
+    norm.write_text(f"{NORM}\n\ndef evaluate(model, x):\n    return model(x)\n")
+    other.write_text(f"def run(model, models, x):\n    {speaks}\n    loss.backward()\n")
+    (tmp_path / "third.py").write_text(third)
+    assert (other in Evidence(Project(tmp_path)).callers(norm)) == called
+
+
+@pytest.mark.parametrize(("region", "told"), [("torch", ["likely"]), ("te", []), ("transformer_engine", [])])
+def test_regions_of_fp8_leave_what_runs_in_fp32_as_it_is(tmp_path: Path, region: str, told: list[str]):
+    train = PLAIN.replace("    model(x)", f"    with {region}.autocast(enabled=True):\n        loss = model(x)")
+    norm = NORM % SQUARE
+    assert grades(tmp_path, layers__norm=norm, net=NET, train=train) == told

@@ -113,13 +113,14 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
             todo.extend(reversed(getattr(node, name)))
 
 
-REMARK = re.compile(r"(?:^|(?<=\s))#[^\"'\n]*$")
-"""A comment to the end of its line; one that holds quotes may be a part of a string."""
+REMARK = r"^[ \t]*#[^\n]*$|(?<=\s)#[^\"'\n]*$"
+"""A comment to the end of its line; one behind code that holds quotes may be a part of a string."""
+COMMENT = re.compile(REMARK)
 
 
 def spoken(syntax: ast.Module, lines: list[str]) -> list[str]:
     """The lines of a file with blanks for what only a reader reads: comments, docstrings and other strings that stand alone."""
-    told = [REMARK.sub("", line) if "#" in line else line for line in lines]
+    told = [COMMENT.sub("", line) if "#" in line else line for line in lines]
     for node in statements(syntax.body):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             first, last = node.lineno, node.end_lineno or node.lineno

@@ -43,11 +43,14 @@ class Callers:
     def rule_out(self, rule: str, place: Place, file: File) -> bool:
         """Whether the project hands a file's function nothing for which the fault stands."""
         function, owner = enclosing(file.syntax, place.line)
-        if function is None or function.name in file.called:
+        if function is None:
             return False
+        names = leading_to(file.syntax, function.name) if owner is None else {owner.name}
+        if names is None or (owner is not None and function.name in file.called):
+            return False  # the file runs it itself
         importers = self.importers(file.path)
         self.project.called.setdefault(file.path, set()).update(importers)
-        word = re.compile(rb"\b" + re.escape((owner or function).name.encode()) + rb"\b")
+        word = re.compile(rb"\b(?:" + b"|".join(re.escape(name.encode()) for name in sorted(names)) + rb")\b")
         callers = [path for path in importers if path != file.path and word.search(self.project.read(path) or b"")]
         if not 0 < len(callers) <= MOST:
             return False
@@ -101,3 +104,23 @@ def enclosing(tree: ast.Module, line: int) -> tuple[FunctionDef | None, ast.Clas
                 if method.lineno <= line <= (method.end_lineno or line):
                     return method, node
     return None, None
+
+
+def leading_to(tree: ast.Module, name: str) -> set[str] | None:
+    """A function's name, and those of the functions and classes of its file through which it is reached; None where the file itself calls
+    one of them as it is run."""
+    names, mentions = {name}, [(each, words(each)) for each in tree.body]
+    grown = True
+    while grown:
+        leading = [each for each, said in mentions if names & said]
+        if not all(isinstance(each, (FunctionDef, ast.ClassDef)) for each in leading):
+            return None
+        found = {each.name for each in leading if isinstance(each, (FunctionDef, ast.ClassDef))}
+        grown = not found <= names
+        names |= found
+    return names
+
+
+def words(node: ast.AST) -> set[str]:
+    """The names that stand in a statement."""
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}

@@ -16,6 +16,7 @@ from pathlib import Path
 from precisionlint.findings import Place
 from precisionlint.source.flow.bearers import Bearers
 from precisionlint.source.flow.unused import Unused
+from precisionlint.source.parsing import REMARK
 from precisionlint.source.project import Project
 from precisionlint.source.root import DEFINED, IMPORTED, file_of, python_files, uses
 from precisionlint.valueflow import Shows
@@ -38,19 +39,21 @@ SELF_TEST = re.compile(rb"^def (?:test|bench)\w*\([^\0]*?(?=^[^\s)#]|\Z)", re.M)
 STEPPED = re.compile(rb"\bLightningModule\b|\bdef training_step\(")
 RUNS = re.compile(rb"\.backward\(|\bTrainer\(|LightningCLI\(|\.fit\(")
 """What a trainer steps, and what makes one."""
+OF_TORCH = rb"(?<!\bte\.)(?<!transformer_engine\.)(?<!fp8_)(?<!\bdef )(?<!\bclass )"
+"""What does not stand before ``autocast``: Transformer Engine's regions are of FP8, and leave other ops as they are."""
 PATTERNS = {
     "training": TRAINS,
     "fp16": re.compile(
         rb"(?<![=!]= torch\.)(?<!np\.)(?<!numpy\.)(?<![bB])\b[Ff]loat16\b|\.half\(\)|torch\.half\b|fp16|16-mixed|16-true"
-        rb"|\bautocast\((?![^)\n]*(?:dtype|False|['\"]cpu))"
+        rb"|" + OF_TORCH + rb"\bautocast\((?![^)\n]*(?:dtype|False|['\"]cpu))"
     ),
     "bf16": re.compile(rb"bfloat16|\bbf16\b"),
     "half autocast": re.compile(
-        rb"\bautocast\((?!\s*False|['\"]cpu|[^)\n]*(?:enabled\s*=\s*False|float32))|mixed_precision\s*=\s*['\"](?:fp16|bf16)"
+        OF_TORCH + rb"\bautocast\((?!\s*False|['\"]cpu|[^)\n]*(?:enabled\s*=\s*False|float32))|mixed_precision\s*=\s*['\"](?:fp16|bf16)"
         rb"|bf16-mixed|16-mixed"
     ),
     "loss under autocast": re.compile(
-        rb"with [^\n]*autocast\((?!\s*False|[^\n]*(?:['\"]cpu|enabled\s*=\s*False))"
+        rb"with [^\n]*" + OF_TORCH + rb"autocast\((?!\s*False|[^\n]*(?:['\"]cpu|enabled\s*=\s*False))"
         rb"[^\n]*:[ \t]*\n(?:[^\n]*\n){0,8}?[^\n]*(?:loss|criterion|targets?\b)"
     ),
     "half parameters": re.compile(
@@ -79,7 +82,10 @@ DTYPE_AWARE = re.compile(
 """What only code writes that meets other dtypes than fp32. (``.float()`` by itself makes numbers of integers as well.)"""
 TEXT = re.compile(rb'"{3}(?:[^\\]|\\.)*?"{3}' + rb"|'{3}(?:[^\\]|\\.)*?'{3}", re.S)
 """Documentation: what it speaks of, the program need not do."""
-AUTOCAST = re.compile(rb"\bautocast\((?!\s*False|[^)\n]*enabled\s*=\s*False)|\bAccelerator\(|\bTrainingArguments\b")
+COMMENT = re.compile(REMARK.encode(), re.M)
+AUTOCAST = re.compile(
+    OF_TORCH + rb"\bautocast\((?!\s*False|[^)\n]*enabled\s*=\s*False)|\bAccelerator\(|\bTrainingArguments\b"
+)
 """What only a program says that runs its forward under autocast, or can be told to."""
 OPTIMIZES = re.compile(rb"optim(?:izer)?\b|\boptim\.")
 """What a program holds that trains, and leaves the step to others."""
@@ -232,9 +238,12 @@ class Evidence:
         if self.is_registered(path):
             return self.files
         library = reached([path], self.importers)
-        named = {path.stem.encode(), *(name for one in library for name in DEFINED.findall(self.text(one)))} - GENERAL
+        stem = path.stem.encode()
+        named = {stem, *(name for one in library for name in DEFINED.findall(self.text(one)))} - GENERAL
+        # A class may be named in a string of a configuration; a function is called, and not ``F.gelu``.
+        functions = {name for name in named if name[:1].islower() and name != stem}
         spoken = re.compile(
-            rb"\b(?:" + b"|".join(re.escape(name) for name in sorted(named)) + rb")\b" if named else b"(?!)"
+            rb"\b(?:" + one_of(named - functions) + rb")\b|(?<![\w.'\"])(?:" + one_of(functions) + rb")(?![\w'\"])"
         )
         mine = frozenset(library)
         self._callers[path] = [
@@ -245,9 +254,13 @@ class Evidence:
         return self._callers[path]
 
     def means(self, path: Path, spoken: re.Pattern[bytes], library: frozenset[Path]) -> bool:
-        """Whether a file speaks of what these define, and not of what it has by the same name from elsewhere."""
-        names = set(spoken.findall(self.text(path)))
-        return any(not any(self.leads(path, one) for one in self.definers.get(name, set()) - library) for name in names)
+        """Whether a file speaks of what these define, and not of what it has by the same name from elsewhere. A function's name that others
+        define as well says nothing: ``evaluate``."""
+        for name in set(spoken.findall(self.text(path))):
+            others = self.definers.get(name, set()) - library
+            if not others or (name[:1].isupper() and not any(self.leads(path, one) for one in others)):
+                return True
+        return False
 
     @cached_property
     def definers(self) -> dict[bytes, set[Path]]:
@@ -330,7 +343,7 @@ class Evidence:
         data = self.project.read(path) or b""
         if b'"""' in data or b"'''" in data:
             data = TEXT.sub(lambda text: b"\n" * text[0].count(b"\n"), data)
-        return data
+        return COMMENT.sub(b"", data)
 
     def programs(self, path: Path) -> list[Path]:
         """The files that run together with one: it and those that lead to it, what it leads to, and what the others import themselves;
@@ -428,6 +441,11 @@ class Evidence:
                     )
                     found[(alias or word).strip()] = part or further.get(word) or target
         return self._exports[package]
+
+
+def one_of(names: set[bytes]) -> bytes:
+    """A pattern of any of these names, or of nothing."""
+    return b"|".join(re.escape(name) for name in sorted(names)) or b"(?!)"
 
 
 def reached(starts: list[Path], edges: dict[Path, list[Path]]) -> list[Path]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def builtin(frame: Frame, name: str, args: list[Value], node: ast.Call) -> Value:
     match name:
         case "enumerate" | "zip":
-            return Value(name, tuple(args))
+            return Value(name, tuple(args) if args or name == "zip" else (NOTHING,))  # enumerate(iterable=…)
         case "range":
             return Value("range")
         case "float" | "int" | "len" | "round":
