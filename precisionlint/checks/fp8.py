@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from msgspec import Struct
+
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.kernel_facts import ScaledByAmax
 from precisionlint.valueflow import (
@@ -30,6 +32,7 @@ LIMITS = frozenset({448.0, 57344.0, 240.0})
 """The largest values of E4M3, E5M2 and E4M3 FNUZ."""
 LIMIT_NAME = re.compile(r"(?:fp8|f8|e4m3|e5m2|float8|quant|q|w_dtype).*max|max_?val|^fp8_max$", re.I)
 E4M3 = frozenset({"float8_e4m3fn"})
+E5M2 = frozenset({"float8_e5m2"})
 """The format whose casts saturate from torch 2.12 on."""
 FP8_NAME = re.compile(r"f(?:p|loat)?8|e4m3|e5m2|w_dtype|quant", re.I)
 CALLS = frozenset({"constructed", "unknown"})
@@ -278,18 +281,33 @@ def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
     )
 
 
+class Coarse(Struct, frozen=True):
+    """Below which amax a scale, amax over the format's limit, is a number of so few steps of its dtype's least that it may be rounded down
+    by more than the format can take, and what comes of it."""
+
+    fp16: str
+    bf16: str
+    fp32: str
+    beyond: str
+
+
+OF_E4M3 = Coarse("3.6e-4", "5.1e-37", "8.5e-42", "464, which E4M3 makes NaN (before torch 2.12)")
+OF_E5M2 = Coarse("0.022", "3.4e-35", "5.2e-40", "61440, which E5M2 makes Inf")
+
+
 def rounded_scale(cast: Value, scaled: Value, scale: Value, known: bool) -> Iterator[Hit]:
     """An amax over the limit that is itself a small number of fp16, with no floor under it: rounded, it is too small by up to a half."""
     found = raw_scale(scale)
     if found is None or found[2]:
         return
     seen = (Seen(scaled.at, "scaled by it"), Seen(cast.at, "cast with nothing to saturate it"))
+    limits = OF_E5M2 if frozenset(cast.dtypes) == E5M2 else OF_E4M3
     if not may_be_half(scaled.dtypes - WIDE) or "bfloat16" in scaled.dtypes:
         yield Hit(
             "fp8-cast-without-clamp",
             found[0].at,
-            "this scale of the values' own amax has no floor, and nothing saturates the cast: below an amax of 8.5e-42 in fp32, or 5.2e-37 in "
-            "bf16, it is rounded so coarsely that scaled values lie beyond 464, NaN in E4M3 (before torch 2.12); give it a floor, and clamp",
+            f"this scale of the values' own amax has no floor, and nothing saturates the cast: below an amax of {limits.fp32} in fp32, or "
+            f"{limits.bf16} in bf16, it is rounded so coarsely that scaled values lie beyond {limits.beyond}; give it a floor, and clamp",
             seen,
             confidence="possible",
             torch="<2.12" if frozenset(cast.dtypes) == E4M3 else "",
@@ -298,8 +316,8 @@ def rounded_scale(cast: Value, scaled: Value, scale: Value, known: bool) -> Iter
     yield Hit(
         "fp8-cast-without-clamp",
         found[0].at,
-        "where the values are fp16 so is their scale, and it has no floor: below an amax of 3.6e-4 it is rounded so coarsely that scaled values "
-        "lie beyond 464, which E4M3 makes NaN (before torch 2.12); scale in fp32, and clamp to the format's limits before the cast",
+        f"where the values are fp16 so is their scale, and it has no floor: below an amax of {limits.fp16} it is rounded so coarsely that scaled "
+        f"values lie beyond {limits.beyond}; scale in fp32, and clamp to the format's limits before the cast",
         seen,
         confidence="certain" if known and scaled.dtypes == {"float16"} else "likely",
         needs=() if scaled.dtypes == {"float16"} else (Shows("fp16"),),
