@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Driven, Grads, Lost, Named, Weights, Written
 from precisionlint.source import program as p
@@ -176,8 +177,37 @@ def divided_by_scale(it: Interpreter, state: State) -> bool:
     return bool(DIVIDED.search(source)) or ("get_scale()" in source and "/" in source)
 
 
+def only_normalises(it: Interpreter, state: State, call: Any) -> bool:
+    """Whether the norm of gradients is taken to divide gradients by it: the scale is in both, as in an adversarial step
+    ``epsilon * p.grad / norm``. A threshold over the norm is another matter."""
+    function = it.frames[state.frame].function
+    if function is None:
+        return False
+    nodes = list(ast.walk(function.node))
+    names = {
+        target.id
+        for node in nodes
+        if isinstance(node, ast.Assign) and node.value is call
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    tested = {id(inner) for node in nodes if isinstance(node, (ast.If, ast.IfExp)) for inner in ast.walk(node.test)}
+    divides = {
+        id(inner)
+        for node in nodes
+        if isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Div)
+        and any(isinstance(each, ast.Attribute) and each.attr == "grad" for each in ast.walk(node.left))
+        for inner in ast.walk(node.right)
+    }
+    read = {
+        id(node) for node in nodes if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load)
+    }
+    return id(call) in divides or (not read.isdisjoint(divides) and read <= divides | tested)
+
+
 def read_grads(it: Interpreter, state: State, instr: p.Call, value: Value, api: str) -> None:
-    if divided_by_scale(it, state):
+    if divided_by_scale(it, state) or only_normalises(it, state, instr.at):
         return
     if isinstance(value, Obj):
         value = next((v for v in state.heap.get(value, {}).values() if isinstance(v, Tensors)), value)
