@@ -84,8 +84,9 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
             yield cast_frequencies(held, value)
         how = grade(value.dtypes, event.scope)
         cast = find(value, lambda v: v.op == "cast" and may_be_half(v.dtypes), lambda v: v.op in COUNTED, 16)
-        if how not in (None, "certain") and cast is None and held is not None:
-            how = None if value.op != "matmul" else how
+        if how not in (None, "certain") and cast is None and held is not None and value.op != "matmul":
+            # What the buffer loses is told there; positions that take its dtype lose on their own.
+            how = "possible" if find(place, counted_alike, lambda v: v.op not in VIEWS | {"arange"}, 8) else None
         if how is not None:
             # Positions that come as they are, are half only where everything is.
             needs = shown_by(value.dtypes) if value.op == "matmul" or cast is not None else HALF_WEIGHTS
@@ -165,6 +166,11 @@ def asked(freq: Value) -> Value | None:
     """The buffer of frequencies whose dtype the program asks for, and then only casts what has been rounded."""
     held = list(sources(freq, VIEWS | {"cast"}))
     return held[0] if all(s.op == "buffer" and s.ref == "asked" for s in held) else None
+
+
+def counted_alike(value: Value) -> bool:
+    """Whether positions are counted in the dtype of something else."""
+    return value.op == "arange" and "dtype" in value.options and may_be_half(value.dtypes)
 
 
 COUNTED = frozenset({"arange", "size", "buffer"})
