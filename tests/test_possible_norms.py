@@ -83,6 +83,22 @@ def run(model, settings, loader, optimizer):
         ema.step(model.parameters())
 """,
     ),
+    "an average that wraps an optimizer": (
+        "half-ema",
+        """
+class EMA(torch.optim.Optimizer):
+    def __init__(self, inner, decay):
+        self.inner, self.decay = inner, decay
+
+    def step(self):
+        self.inner.step()
+        for p in self.inner.param_groups[0]["params"]:
+            if p.grad is not None:
+                state = self.inner.state[p]
+                state.setdefault("average", p.data.clone())
+                state["average"].mul_(self.decay).add_(p.data, alpha=1 - self.decay)  # <-
+""",
+    ),
     "an average that is cast": (
         "half-ema",
         """
@@ -147,6 +163,24 @@ class Factored(torch.optim.Optimizer):
         state["exp_avg_sq"] = [grad.new_zeros(grad.shape[:1], dtype=torch.float32), torch.zeros(grad.shape[1:])]
         state["exp_avg_sq_row"] = torch.zeros(p.shape[:-1]).type_as(state["exp_avg_sq"][0])
         state["exp_avg_sq_col"] = torch.zeros(p.shape[-1], dtype=torch.float32, device=p.device)
+""",
+    "an average in fp32 that wraps an optimizer, and an optimizer that is none": """
+class EMA(torch.optim.Optimizer):
+    def __init__(self, inner, decay):
+        self.inner, self.decay = inner, decay
+
+    def step(self):
+        self.inner.step()
+        for p in self.inner.param_groups[0]["params"]:
+            state = self.inner.state[p]
+            state.setdefault("average", p.data.clone().float())
+            state["average"].mul_(self.decay).add_(p.data, alpha=1 - self.decay)
+
+
+class Heavy(torch.optim.Optimizer):
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["target_momentum"].mul_(self.decay).add_(p.grad, alpha=1 - self.decay)
 """,
     "averages in fp32, and copies that are looked at": """
 import copy

@@ -16,11 +16,10 @@ from precisionlint.subjects.optimizers import COMMENT, COUNTS
 
 WEIGHTS = re.compile(r"parameters\(|state_dict\(|\b\w*params?\b")
 NAMED = re.compile(r"ema|averag|shadow|teacher|target|momentum|polyak|decay", re.I)
-AWARE = re.compile(
-    r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.dtype|dtype\s*=|\bgrads?\b|\bexp_avg|Optimizer|kahan|stochastic"
-    r"|momentum_buf|codebook|cluster"
-)
-"""What says that dtypes were thought of, or that it is an optimizer's affair, or a codebook's."""
+AWARE = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.dtype|dtype\s*=|kahan|stochastic|codebook|cluster")
+"""What says that dtypes were thought of, or that it is a codebook's affair."""
+STEPPING = re.compile(r"\bgrads?\b|\bexp_avg|Optimizer|momentum_buf")
+"""What an optimizer has; one that is called an average holds an average of weights all the same."""
 TEXT = re.compile(r"'''.*?'''|\"\"\".*?\"\"\"", re.S)
 SLOW = 0.99
 HOLDS = re.compile(r"(?:^|_)ema(?:_|$)|^ema|averaged?_model|shadow_model", re.I)
@@ -44,6 +43,8 @@ def read(file: File) -> Iterator[Average]:
         holder = next((each for each in classes if node in each.body and NAMED.search(each.name)), node)
         around = _text(file, holder)
         if not WEIGHTS.search(own) or AWARE.search(around) or not NAMED.search(around):
+            continue
+        if STEPPING.search(around) and not (isinstance(holder, ast.ClassDef) and MAKES.search(holder.name)):
             continue
         for each in ast.walk(node):
             if isinstance(each, (ast.Call, ast.BinOp)) and _blends(each):

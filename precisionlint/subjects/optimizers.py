@@ -21,7 +21,7 @@ SECOND = re.compile(
 )
 """What the running average of squared gradients is called."""
 MADE = ("zeros_like", "zeros", "empty_like", "empty", "full_like", "full", "new_zeros", "clone")
-CAREFUL = re.compile(r"kahan|compensat|stochastic|master|error_feedback|residual|round", re.I)
+CAREFUL = re.compile(r"kahan|compensat|stochastic|master|error_feedback|(?<!grad_)residual|round", re.I)
 DOCUMENTED = re.compile(r'"{3}.*?"{3}' + r"|'{3}.*?'{3}|#[^\n]*", re.S)
 UPDATES = re.compile(r"exp_avg|square_avg|second_moment|variance|addcmul_|mul_\(")
 """What only a function holds that averages anything."""
