@@ -108,6 +108,42 @@ class Moments(nn.Module):
         self.squares += -torch.sum((predictions - labels) ** 2)  # <-
 """,
     ),
+    "losses of an evaluation": (
+        "half-running-sum",
+        """
+@torch.no_grad()
+def evaluate(model, batches):
+    total = 0
+    for batch in batches:
+        loss = model(batch).mean()
+        total += loss  # <-
+    return total / len(batches)
+""",
+    ),
+    "positions in the dtype of the frequencies": (
+        "half-rope",
+        """
+class Rotary(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        steps = 1.0 / 10000 ** (torch.arange(0, width, 2).float() / width)
+        self.register_buffer("inv_freq", steps, persistent=False)  # <-
+
+    def tables(self, length, device):
+        places = torch.arange(length, device=device, dtype=self.inv_freq.dtype)
+        angles = torch.outer(places, self.inv_freq.to(device))  # <-
+        return angles.cos(), angles.sin()
+""",
+    ),
+    "log-probabilities of scores and outputs": (
+        "softmax-in-half",
+        """
+def distilled(cls_score, outputs_kd, temperature):
+    mine = F.log_softmax(cls_score / temperature, dim=-1)  # <-
+    theirs = outputs_kd.log_softmax(dim=-1)  # <-
+    return (theirs.exp() * (theirs - mine)).sum(-1)
+""",
+    ),
     "log-probabilities by others": (
         "softmax-in-half",
         """
@@ -143,6 +179,48 @@ class RelativeError(nn.Module):
 class Counter(nn.Module):
     def update(self, lengths):
         self.total += lengths.sum()
+""",
+    "losses in fp32, and what is added once": """
+@torch.no_grad()
+def evaluate(model, batches):
+    total = 0
+    for batch in batches:
+        loss = model(batch).mean()
+        total += loss.float()
+    return total / len(batches)
+
+
+@torch.no_grad()
+def seconds(spans, rate, model):
+    begun = 0
+    for span in spans:
+        model(span).mean()
+        begun += len(span) * 0.01 * rate
+    return begun
+
+
+@torch.no_grad()
+def residual(hidden, layer):
+    hidden += layer(hidden)
+    return hidden
+""",
+    "positions and frequencies in fp32": """
+class Rotary(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+
+    def tables(self, length, device):
+        steps = 1.0 / 10000 ** (torch.arange(0, self.width, 2, device=device).float() / self.width)
+        places = torch.arange(length, device=device, dtype=steps.dtype)
+        angles = torch.outer(places, steps)
+        return angles.cos(), angles.sin()
+""",
+    "log-probabilities of fp32 scores, and of what is none": """
+def distilled(cls_score, outputs_kd, weights, temperature):
+    mine = F.log_softmax(cls_score.float() / temperature, dim=-1)
+    theirs = outputs_kd.log_softmax(dim=-1, dtype=torch.float32)
+    return theirs - mine - weights.log_softmax(-1)
 """,
     "log-probabilities of fp32 by others": """
 from ratios import log_probs_from_logits

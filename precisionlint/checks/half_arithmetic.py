@@ -282,7 +282,8 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
             s.op in ("linear", "matmul") or (s.op == "layer" and s.name == "Linear") for s in sources(value.inputs[0])
         )
         if how not in (None, "certain") and not (how == "likely" and made_here and value.op == "logsumexp"):
-            how = "possible" if made_here or logits(value.inputs[0]) else None
+            scored = logits(value.inputs[0]) or named(scaled_by(value.inputs[0]), SCORED)
+            how = "possible" if made_here or scored else None
         elif how is None and untold(value) and named(value.inputs[0], LOGITS) and event.scope.enabled is not False:
             how = "possible"
         if how is not None:
@@ -382,6 +383,13 @@ def logits(value: Value) -> bool:
 
 SCALED = frozenset({"div", "mul"})
 """By a temperature."""
+SCORED = re.compile(r"(?:^|_)(?:scores?|outputs?|logits?|preds?|predictions?)(?:_|$)")
+"""What may be called so elsewhere, but is what a model gives where its log-softmax is taken."""
+
+
+def scaled_by(value: Value) -> Value:
+    """What was divided by a temperature, or the value."""
+    return value.inputs[0] if value.op in SCALED and value.inputs else value
 
 
 def sum_of_exp(value: Value) -> Value | None:

@@ -203,7 +203,7 @@ def narrow_update(value: Value, term: Value) -> Iterator[Any]:
     reduced = next((s for s in sources(term, VIEWS | {"neg", "mul", "div"}) if s.op == "sum"), None)
     if reduced is None or "dtype" in reduced.options or not reduced.inputs or logits(reduced.inputs[0]):
         return
-    predicted = find(reduced.inputs[0], logits, lambda v: v.op in ("cast", "test", "log", "exp"), 24)
+    predicted = find(reduced.inputs[0], logits, lambda v: v.op in LOGARITHMIC | {"cast", "test"}, 24)
     if predicted is not None:
         yield hit(
             "half-running-sum",
@@ -258,7 +258,7 @@ def narrow_total(event: Computed) -> Iterator[Any]:
     apart = ("detach", "clone", "data") if "number" in total.dtypes else ("detach", "clone")
     kept = find(term, lambda v: v.name in apart, lambda v: v.op != "view", 6)
     if (
-        kept is None
+        (kept is None and not evaluated(value, total, term, scope))
         or not ("?" in term.dtypes or may_be_half(term.dtypes))
         or any(atom in RANK for atom in term.dtypes)
     ):
@@ -274,6 +274,14 @@ def narrow_total(event: Computed) -> Iterator[Any]:
         (TRAINING, Shows("half")),
         (Seen(term.at, "what is added"),) if term.at is not None else (),
     )
+
+
+def evaluated(value: Value, total: Value, term: Value, scope: Scope) -> bool:
+    """Whether a loop without gradients adds up what a model gives, from a number on; exponentials and logs are told where they are taken."""
+    if scope.grad or "number" not in total.dtypes or not carried(value, total):
+        return False
+    made = find(term, lambda v: v.op in LOGARITHMIC | LOSSES | {"layer", "linear"}, limit=24)
+    return made is not None and made.op not in LOGARITHMIC
 
 
 def narrow_products(event: Computed) -> Iterator[Any]:
