@@ -62,8 +62,13 @@ SETTINGS = re.compile(
     r"_*(?:args?|cfgs?|config(?:s|uration)?|conf|hps?|hparams?|opts?|options?|params?|settings?|flags?)", re.I
 )
 """What a program's settings are called where a method is handed them."""
+BEGINS = re.compile(r"backward\(")
 FINISHES = re.compile(r"step|update", re.I)
 """What a method holds that may end an iteration: a step of its own, or one behind a name that says so."""
+CLIPS = re.compile(r"clip_grad_(?:norm|value)_?\(")
+UNSCALES = re.compile(r"unscale\w*\(|get_scale\(")
+UPDATES = re.compile(r"scal\w*\.update\(|update\w*scal", re.I)
+"""How a scaler is told that an iteration is over."""
 
 
 class Reading(Struct, frozen=True):
@@ -240,7 +245,7 @@ class Reader(Struct, frozen=True):
         methods = list(self.class_methods(bases[0], cls))
         most = self.it.whole
         self.it.whole -= (most - self.it.steps) // 2  # the other half is for what trains
-        ending = finishing(methods)
+        beginning, ending = reaching(methods, BEGINS), reaching(methods, FINISHES)
         for method in methods:
             trains = bool(STEPPING & method.module.words(method.function))
             if self.is_inner(method) or (method.function in done and (trains or method.owner == cls)):
@@ -257,9 +262,28 @@ class Reader(Struct, frozen=True):
             if self.is_inner(method):
                 continue
             after = self.run_method(self.unflagged(bases, method, training, obj), method, obj, min(left, SHARE))
-            if "backward" in method.module.words(method.function) and method.function in ending:
+            whole = method.function in beginning or (beginning and self.never_updates(bases[0], obj))
+            if whole and method.function in ending:
                 self.run_method(self.thin(after), method, obj, min(left, SHARE), again=True)
+            if BEGINS.search(method.module.source_of(method.function)) and not UNSCALES.search(self.module.text):
+                for clip in self.clips(methods):
+                    self.run_method(self.thin(after), clip, obj, SHARE, again=True)
         return []
+
+    def clips(self, methods: list[Func]) -> Iterable[Func]:
+        """The methods that clip what another one's backward leaves, and that none of their class calls."""
+        called = {name for each in methods for name in each.module.words(each.function) if name != each.function.name}
+        for each in methods:
+            source = each.module.source_of(each.function)
+            if each.function.name not in called and CLIPS.search(source) and not BEGINS.search(source):
+                yield each
+
+    def never_updates(self, state: State, obj: Value) -> bool:
+        """Whether an object makes a scaler that nothing in its file updates: what comes between two of its steps is no update then."""
+        own = state.heap.get(obj, {}).values()
+        return any(
+            self.it.kind(state, each) == "scaler" for each in own if isinstance(each, Obj)
+        ) and not UPDATES.search(self.module.text)
 
     def forget(self, state: State, obj: Value, definition: p.ClassDef) -> None:
         """What a method that is never run sets: the constant that ``__init__`` gives it stands only until somebody calls that method."""
@@ -342,10 +366,10 @@ def assigned(method: p.Function) -> set[str]:
     }
 
 
-def finishing(methods: list[Func]) -> frozenset[p.Function]:
-    """The methods that step, by themselves or by others of their class: what comes between two runs of another, nobody can tell here."""
+def reaching(methods: list[Func], what: re.Pattern[str]) -> frozenset[p.Function]:
+    """The methods that do something, by themselves or by others of their class."""
     words = {method.function: method.module.words(method.function) for method in methods}
-    found = {each.function for each in methods if FINISHES.search(each.module.source_of(each.function))}
+    found = {each.function for each in methods if what.search(each.module.source_of(each.function))}
     names = {function.name for function in found}
     while more := {function for function in words if function not in found and names & words[function]}:
         found |= more
