@@ -46,7 +46,7 @@ HARMLESS = re.compile(
     r"^(?:print|log\w*|info|debug|warn\w*|error|write\w*|add_\w+|summary|format|len|str|repr|id|type|is_\w+|has_\w+|get_\w+|"
     r"state_dict|load_state_dict|load\w*|save\w*|resume\w*|restore\w*|register\w*|watch|isinstance|hasattr|getattr|setattr|append|"
     r"extend|insert|setdefault|to|cuda|cpu|deepcopy|copy|asdict|vars|update_\w*(?:lr|meter|log)\w*|dict|list|tuple|set|prepare\w*|init\w*|"
-    r"train|eval)$"
+    r"train|eval|track\w*|record\w*|report\w*|plot\w*)$"
 )
 
 
