@@ -74,7 +74,14 @@ from precisionlint.source.effects.python import (
     stream,
     super_,
 )
-from precisionlint.source.effects.regions import amp_initialize, make_autocast, nullcontext, scale_loss
+from precisionlint.source.effects.regions import (
+    amp_initialize,
+    enter_context,
+    exit_stack,
+    make_autocast,
+    nullcontext,
+    scale_loss,
+)
 from precisionlint.source.effects.scaling import (
     SCALER_METHODS,
     autograd_backward,
@@ -198,6 +205,7 @@ EXTERNAL: dict[str, Callable[..., Outcome]] = {
     "copy.deepcopy": deep_copy,
     "torch.nn.Parameter": make_parameter,
     "contextlib.nullcontext": nullcontext,
+    "contextlib.ExitStack": exit_stack,
     "itertools.chain": chain,
     "torch.save": save,
     "torch.set_default_dtype": set_default_dtype,
@@ -315,6 +323,7 @@ METHODS: dict[str, Callable[..., Outcome]] = {
     "trainable_parameters": parameters,
     "zero_grad": model_zero_grad,
     "clip_grad_norm_": clip_of_model,
+    "enter_context": enter_context,
     "add_adapter": add_adapter,
     "load_state_dict": load_state_dict,
     "state_dict": model_state_dict,

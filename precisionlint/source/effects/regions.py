@@ -21,6 +21,7 @@ from precisionlint.source.effects.common import (
     when,
 )
 from precisionlint.source.effects.kept import chosen_half
+from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     FALSE,
@@ -31,6 +32,7 @@ from precisionlint.source.values import (
     External,
     Flow,
     Func,
+    Method,
     Obj,
     Sym,
     Tup,
@@ -111,8 +113,17 @@ def chosen(state: State) -> tuple[str, ...]:
 Leave = Callable[[State], None]
 
 
-def enter(it: Interpreter, state: State, context: Value, instr: p.With) -> Iterator[tuple[State, Value, Leave]]:
+STACK = External("contextlib.ExitStack")
+
+
+def enter(
+    it: Interpreter, state: State, context: Value, instr: p.With | p.Call
+) -> Iterator[tuple[State, Value, Leave]]:
     """Enters a context manager: the paths inside it, what ``as`` binds, and how each path leaves it."""
+    if isinstance(context, Obj) and context.cls == STACK:
+        state.attributes(context)["entered"] = TRUE
+        yield state, context, leave_stack(it, context, state.regions, instr.at)
+        return
     if isinstance(context, Obj) and it.kind(state, context) == "autocast":
         for branch, leave in enter_autocast(it, state, context, instr.at):
             yield branch, context, leave
@@ -143,6 +154,33 @@ def restore_regions(saved: tuple[Any, ...]) -> Leave:
         state.regions = saved
 
     return leave
+
+
+def leave_stack(it: Interpreter, stack: Obj, saved: tuple[Any, ...], at: Any) -> Leave:
+    """Leaves all regions that were entered through a stack."""
+
+    def leave(state: State) -> None:
+        for region in reversed(state.regions[len(saved) :]):
+            it.emit(state, Autocast(it.where(state, at), when(state), known_region(region), region is not None, False))
+        state.regions = saved
+        state.attributes(stack)["entered"] = FALSE
+
+    return leave
+
+
+def enter_context(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    """``stack.enter_context(autocast(...))``: the region holds to the end of the stack's own ``with``."""
+    context = argument(args, 0, "cm")
+    known = isinstance(context, Obj) and (it.kind(state, context) == "autocast" or context.cls == STACK)
+    if not known or context is None or state.heap.get(receiver, {}).get("entered") != TRUE:
+        return call_unknown(it, state, instr, Method(receiver, name), args)
+    return [(branch, target) for branch, target, _ in enter(it, state, context, instr)]
+
+
+def exit_stack(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    obj = Obj((instr.at, "stack"), STACK)
+    state.allocate(obj, {})
+    return one(state, obj)
 
 
 def enter_autocast(it: Interpreter, state: State, obj: Value, at: Any) -> Iterator[tuple[State, Leave]]:
