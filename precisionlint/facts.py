@@ -9,6 +9,17 @@ from precisionlint.events import Event
 from precisionlint.findings import Place
 
 
+class EnclosedBackward(Event, frozen=True, eq=False):
+    """A backward that is written into the block of an autocast; ``region`` is that, in the program's words, ``entered`` where."""
+
+    region: str
+    entered: Place
+
+
+class UnsavedScaler(Event, frozen=True, eq=False):
+    """A checkpoint with an optimizer's state, in a file that scales losses and saves no scaler's state."""
+
+
 class HalfSum(Event, frozen=True, eq=False):
     """A sum that is kept in half while it grows, in a JAX program.
 

@@ -29,6 +29,7 @@ from precisionlint.events import (
     covers,
     overlap,
 )
+from precisionlint.facts import EnclosedBackward
 from precisionlint.findings import Confidence
 from precisionlint.records import Record
 from precisionlint.valueflow import Called, Computed, Shows, Touched, Value, known_half, sources
@@ -106,8 +107,18 @@ def settle(state: Open) -> Open:
 FAMILY = Family(Automaton("autocast", Open(), advance, settle, lambda state: len(state.changed)))
 
 
-@FAMILY.rule("backward-under-autocast", Backward)
-def backward_under_autocast(state: Open, event: Backward) -> Iterator[Any]:
+@FAMILY.rule("backward-under-autocast", Backward, EnclosedBackward)
+def backward_under_autocast(state: Open, event: Backward | EnclosedBackward) -> Iterator[Any]:
+    if isinstance(event, EnclosedBackward):
+        yield Hit(
+            "backward-under-autocast",
+            event.at,
+            f"backward is written into the block of {event.region}: its ops already run in their forward's dtypes, and what it runs anew "
+            "(recomputation, hooks, double backward) is cast once more; leave the region first",
+            (Seen(event.entered, "the region"),),
+            confidence="possible",
+        )
+        return
     region = event.open_region
     if region is None or region.opener or region.dtype not in (*HALF, ""):
         return

@@ -29,6 +29,7 @@ from precisionlint.events import (
     Update,
     ZeroGrad,
 )
+from precisionlint.facts import UnsavedScaler
 
 FAMILY = Family(AUTOMATON)
 
@@ -142,8 +143,18 @@ def scaler_rebuilt_in_loop(ledger: Ledger, event: Step) -> Iterator[Any]:
             )
 
 
-@FAMILY.rule("scaler-not-checkpointed", Checkpoint)
-def scaler_not_checkpointed(ledger: Ledger, event: Checkpoint) -> Iterator[Any]:
+@FAMILY.rule("scaler-not-checkpointed", Checkpoint, UnsavedScaler)
+def scaler_not_checkpointed(ledger: Ledger, event: Checkpoint | UnsavedScaler) -> Iterator[Any]:
+    if isinstance(event, UnsavedScaler):
+        yield Hit(
+            "scaler-not-checkpointed",
+            event.at,
+            "the checkpoint holds an optimizer's state, and nothing in this file saves that of its GradScaler: a resumed run starts its "
+            "scale again at 65536 and skips steps until it has settled",
+            (),
+            confidence="possible",
+        )
+        return
     if event.scalers:
         yield Evidence("a saved scaler")
     if not (event.write and (event.complete or event.handed) and event.optimizers and not event.scalers):

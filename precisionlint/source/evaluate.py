@@ -393,10 +393,9 @@ def element_of(it: Interpreter, state: State, value: Value, site: Any) -> Value:
     of = (value,) if isinstance(value, Obj) else ()
     held = list(state.heap.get(value, {}).values()) if is_container(value) else []
     made = [value.element] if isinstance(value, Many) else held
-    kind = it.kind(state, made[0]) if made and isinstance(made[0], Obj) else ""
-    if kind not in ("scaler", "optimizer"):
+    if not made or not isinstance(made[0], Obj) or it.kind(state, made[0]) != "scaler":
         return it.site(state, (site, "element"), f"{text_of(value)}[…]", flow, of)
-    one = it.site(state, (site, "element"), f"{kind}[…]", flow, of)  # another one each time round, of this kind
+    one = it.site(state, (site, "element"), "scaler[…]", flow, of)  # another one each time round
     if "enabled" in (own := state.heap.get(made[0], {})):
         state.attributes(one)["enabled"] = own["enabled"]
     return one

@@ -247,7 +247,8 @@ class Reader(Struct, frozen=True):
         self.it.whole -= (most - self.it.steps) // 2  # the other half is for what trains
         beginning, ending = reaching(methods, BEGINS), reaching(methods, FINISHES)
         for method in methods:
-            trains = bool(STEPPING & method.module.words(method.function)) or method.function in beginning
+            source = method.module.source_of(method.function)
+            trains = bool(STEPPING & method.module.words(method.function) or BEGINS.search(source))
             if self.is_inner(method) or (method.function in done and (trains or method.owner == cls)):
                 continue
             if trains:
