@@ -39,6 +39,8 @@ MODELS = re.compile(
     r"(?:^|[._])(?:models?|modell?ing|nets?|networks?|archs?|architectures?|backbones?)(?:$|[._])", re.I
 )
 """What a file of models is called."""
+LAYERS = re.compile(r"\bnn\.(?:Module\b|Conv|Sequential|\w*Norm)|torchvision|\bModule\)")
+"""What a file holds that makes its own model, or takes one that is known to be of convolutions."""
 CUDA = re.compile(r"\.cuda\b|[\"']cuda|torch\.cuda\.")
 HALF = re.compile(r"autocast|bfloat16|float16|[bf][pf]?16\b|\.half\(|\bamp\b|deepspeed|[Aa]ccelerat|lightning")
 BENCHMARK = re.compile(r"(?:^|\.)cudnn\.benchmark$")
@@ -447,7 +449,10 @@ def without_tf32(it: Interpreter, hits: list[Hit]) -> list[Hit]:
 
 
 def model_elsewhere(project: Project, module: ProjectModule) -> bool:
-    """Whether a file imports its model from one that is not there, or from a library of models of all kinds."""
+    """Whether a file imports its model from one that is not there, or from a library of models of all kinds, or is handed it: no layer
+    stands in the file."""
+    if not LAYERS.search(module.text):
+        return True
     for node in ast.walk(module.tree):
         names = [(each.name, 0) for each in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
