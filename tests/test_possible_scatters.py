@@ -108,6 +108,23 @@ class Moments(nn.Module):
         self.squares += -torch.sum((predictions - labels) ** 2)  # <-
 """,
     ),
+    "a Hessian that is averaged": (
+        "half-running-sum",
+        """
+def observe(inputs, hessian, seen):
+    rows = inputs.flatten(0, -2).t()
+    hessian *= seen / (seen + rows.shape[1])
+    scaled = rows * (2 / (seen + rows.shape[1])) ** 0.5
+    hessian.add_((scaled @ scaled.t()).to(hessian.device))  # <-
+    return hessian
+
+
+def covariance(state, x, decay):
+    state.mul_(decay)
+    state += x.mT @ x  # <-
+    return state
+""",
+    ),
     "losses of an evaluation": (
         "half-running-sum",
         """
@@ -179,6 +196,19 @@ class RelativeError(nn.Module):
 class Counter(nn.Module):
     def update(self, lengths):
         self.total += lengths.sum()
+""",
+    "a Hessian of fp32, and products that are no squares": """
+def observe(inputs, hessian, seen):
+    rows = inputs.flatten(0, -2).t().float()
+    hessian *= seen / (seen + rows.shape[1])
+    hessian.add_(rows @ rows.t())
+    return hessian
+
+
+def mixed(state, x, y, decay):
+    state.mul_(decay)
+    state += x.mT @ y
+    return state
 """,
     "losses in fp32, and what is added once": """
 @torch.no_grad()

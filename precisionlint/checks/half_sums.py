@@ -148,7 +148,8 @@ def gram_sum(event: Computed) -> Iterator[Any]:
     if value.op == "add" and not value.name.startswith("in-place"):
         return
     total, term = value.inputs[:2]
-    if value.name != "in-place state" and not all(source.op in KEPT for source in sources(total)):
+    held = sources(total, VIEWS | {"mul", "div"})  # an average is scaled before the next product is added
+    if value.name != "in-place state" and not all(source.op in KEPT for source in held):
         return
     for gram in sources(term, VIEWS | {"div"}):
         if gram.op != "matmul" or len(gram.inputs) < 2 or not same(gram.inputs[0], gram.inputs[1]):
