@@ -157,7 +157,8 @@ def advance(storage: Storage, event: Event) -> Storage:
             seen = Seen(event.at, f"{name} takes them", event.when)
             others = frozenset(o for o in storage.owned if o.optimizer != event.optimizer)
             settings = dict(event.settings)
-            eps = None if settings.get("fused", False) is not False else settings.get("eps", EPS.get(name))
+            plain = settings.get("fused", False) is False and event.cls.startswith("torch.optim.")
+            eps = settings.get("eps", EPS.get(name)) if plain else None
             now = Owned(event.optimizer, event.weights, event.cls, event.lr, seen, eps)
             return replace(storage, owned=others | {now})
         case Backward(engine=None) if storage.took and storage.stand is None:

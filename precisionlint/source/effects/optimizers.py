@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 
 HANDED_ON = re.compile(r"\.step\(|scal(?:e|ing)", re.I)
 """What the step of an optimizer holds that wraps another, or undoes the loss scale by itself."""
+IN_PLACE = re.compile(r"\b(\w+)(?:\.data)?(?:\.(?:add_|sub_|addcdiv_)\(| [-+]= )")
+CAREFUL = re.compile(
+    r"float\(|float32|fp32|double|master|kahan|compensat|stochastic|round|residual|shift|half|b?f(?:loat)?16|copy_\(|\.to\(",
+    re.I,
+)
+"""What the class of an optimizer may hold that keeps what half weights lose."""
 
 
 def make_optimizer(it: Interpreter, state: State, instr: p.Call, cls: str, args: Args, obj: Obj) -> Outcome:
@@ -54,7 +60,8 @@ def make_optimizer(it: Interpreter, state: State, instr: p.Call, cls: str, args:
     state.allocate(obj, {"params": params})
     it.coverage.optimizers.add(instr.at)
     it.coverage.recipe.optimizers.add(cls.rpartition(".")[2])
-    masters = False if cls in it.apis.optimizers or cls == ANY_OPTIMIZER else None
+    plain = cls in it.apis.optimizers or cls == ANY_OPTIMIZER or adds_in_place(it, state, obj.cls)
+    masters = False if plain else None
     it.emit(
         state,
         Owns(
@@ -103,6 +110,17 @@ def by_its_name(it: Interpreter, state: State, cls: Class) -> str:
         if inherited is not None:
             return inherited
     return f"{cls.module.name}.{cls.cls.name}"
+
+
+def adds_in_place(it: Interpreter, state: State, cls: Value | str) -> bool:
+    """Whether an optimizer of the project's own adds its updates to the very weights that it is given, and says nothing of precision."""
+    if not isinstance(cls, Class) or not isinstance(class_attribute(it, state, cls, "step"), Func):
+        return False
+    own = [each for each in it.mro(state, cls) if isinstance(each, Class)]
+    source = "\n".join(each.module.source_of(method) for each in own for method in each.cls.methods)
+    if HANDED_ON.search(source) or CAREFUL.search(source):
+        return False
+    return any(f"{name}.grad" in source for name in IN_PLACE.findall(source))
 
 
 def optimizer_method(it: Interpreter, state: State, instr: p.Call, optimizer: Value, name: str, args: Args) -> Outcome:
