@@ -210,6 +210,12 @@ def mixed(state, x, y, decay):
     state += x.mT @ y
     return state
 """,
+    "an average of what a codebook is given": """
+class Codebook(nn.Module):
+    def follow(self, found, decay):
+        self.mean = self.mean_of(found)
+        self.mean.data.mul_(decay).add_(found.mean(0).detach(), alpha=1 - decay)
+""",
     "losses in fp32, and what is added once": """
 @torch.no_grad()
 def evaluate(model, batches):

@@ -256,6 +256,8 @@ def narrow_total(event: Computed) -> Iterator[Any]:
         return
     if scope.kind == "test" or not (total.dtypes <= STARTED or may_be_half(total.dtypes - NUMBER)):
         return
+    if any(each.op == "mul" for each in sources(total)):
+        return  # of what was there less is kept each time: an average
     apart = ("detach", "clone", "data") if "number" in total.dtypes else ("detach", "clone")
     kept = find(term, lambda v: v.name in apart, lambda v: v.op != "view", 6)
     if (
