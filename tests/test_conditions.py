@@ -189,3 +189,38 @@ def test_a_list_that_is_asked_twice_answers_alike(tmp_path: Path, unscale: str, 
     file = tmp_path / "train.py"
     file.write_text(textwrap.dedent(ASKED_TWICE.format(unscale=unscale)), encoding="utf-8")
     assert [each.rule for each in check([str(file)], assume={}).findings] == found
+
+
+MADE = """
+import torch
+
+
+def main(args, model, loader):
+    optimizer = torch.optim.AdamW(model.parameters())
+    {made}
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x).mean()
+        if {name} is not None:
+            {name}.scale(loss).backward()
+            {name}.step(optimizer)
+            {name}.update()
+    torch.save({{"model": model.state_dict(), "optimizer": optimizer.state_dict()}}, args.out)
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        ("scaler = torch.amp.GradScaler('cuda')", "scaler"),
+        ("grad_scaler = torch.amp.GradScaler('cuda') if args.amp else None", "grad_scaler"),
+        ("amp: object = None if args.fp32 else torch.amp.GradScaler('cuda') if args.amp else None", "amp"),
+        ("args.scaler = torch.amp.GradScaler('cuda') if args.amp else None", "args.scaler"),
+    ],
+)
+def test_a_scaler_has_the_name_that_it_is_assigned_to(tmp_path: Path, made: str, name: str):
+    file = tmp_path / "train.py"
+    file.write_text(MADE.format(made=made, name=name), encoding="utf-8")
+    messages = [each.message for each in check([str(file)], select=["scaler-not-checkpointed"], assume={}).findings]
+    assert [f"but not '{name}'" in each for each in messages] == [True]

@@ -776,3 +776,23 @@ def test_a_fault_that_is_completed_in_this_file_stands_here(code: Code):
     )
     assert found.faults() == [(8, "variance-by-difference", "likely")]
     assert not check([str(found.path.parent / "other.py")], select=frozenset(CHECKS), assume={}).findings
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for i, x in enumerate(iterable=xs):\n        x.sum().backward()",
+        "y = xs.view()\n    model(y, xs.reshape()).backward()",
+        "y = (xs.half() @ xs.to()).view() * xs.expand()\n    y.sum().backward()",
+        "for a, b in zip():\n        a.backward()",
+        "torch.where()\n    torch.cat()\n    torch.stack(*xs).to(**xs).sum().backward()",
+        "y = xs.softmax().type_as().masked_fill() + torch.arange().to()\n    y.backward()",
+    ],
+)
+def test_calls_that_lack_what_they_need_end_no_reading(tmp_path: Path, body: str):
+    program = tmp_path / "odd.py"
+    program.write_text(
+        f"import torch\n\nmodel = torch.nn.Linear(2, 2)\nmodel(torch.randn(2, 2), torch.zeros(3))\n\n\ndef train(xs):\n    {body}\n",
+        encoding="utf-8",
+    )
+    assert check([str(program)], select=frozenset(catalogue.load())).errors == ()

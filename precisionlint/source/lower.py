@@ -79,9 +79,7 @@ class Lowering:
 
     def assign(self, node: ast.Assign) -> None:
         value = self.expr(node.value)
-        last = self.code[-1] if self.code else None
-        if isinstance(last, p.Call) and isinstance(value, p.Name) and last.target == value.slot:
-            last.name = dotted(node.targets[0])
+        name_result(self.code, value, dotted(node.targets[0]))
         if len(node.targets) > 1 and not isinstance(value, (p.Const, p.Name)):
             temp = p.Name(self.temp())
             self.code.append(p.Assign(temp, value, node))
@@ -92,7 +90,9 @@ class Lowering:
     def ann_assign(self, node: ast.AnnAssign) -> None:
         annotation = self.annotation(node.annotation)
         if node.value is not None:
-            self.code.append(p.Assign(self.target(node.target), self.expr(node.value), node, annotation))
+            value = self.expr(node.value)
+            name_result(self.code, value, dotted(node.target))
+            self.code.append(p.Assign(self.target(node.target), value, node, annotation))
         elif isinstance(node.target, ast.Name):
             # A dataclass field without a default, or a bare declaration: the name exists, its value is unknown.
             self.code.append(p.Assign(p.Name(node.target.id), p.Opaque((), node.target), node, annotation))
@@ -493,6 +493,17 @@ EXPRESSIONS: dict[type, Callable[[Lowering, Any], p.Expr]] = {
 
 def unstarred(node: ast.expr) -> ast.expr:
     return node.value if isinstance(node, ast.Starred) else node
+
+
+def name_result(code: list[p.Instr], value: p.Expr, name: str) -> None:
+    """Says of the call that a value comes from what its result is assigned to; of both calls in ``A() if test else B()``."""
+    last = code[-1] if code else None
+    if isinstance(last, p.Call) and isinstance(value, p.Name) and last.target == value.slot:
+        last.name = name
+    elif isinstance(last, p.If) and last.quiet:
+        for side in (last.then.code, last.other.code):
+            if side and isinstance(side[-1], p.Assign) and side[-1].target == value:
+                name_result(side[:-1], side[-1].value, name)
 
 
 def dotted(node: ast.expr) -> str:
