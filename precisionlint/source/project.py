@@ -177,7 +177,8 @@ class ProjectModule:
         if function not in self._triggered:
             source = self.source_of(function)
             own = self.project.names_own(source, (0, len(source)))
-            self._triggered[function] = own or TRIGGER.found(source)
+            above = function.name == "__init__" and "super(" in source  # which makes what that of a class above does
+            self._triggered[function] = own or above or TRIGGER.found(source)
             evaluates = bool(EVALUATION.search(function.name) or EVALUATION.search(self.path.stem))
             if evaluates or NO_GRAD.match(source):
                 # What only evaluates trains nothing, whatever it casts; without gradients weights are averaged and copied.
