@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from precisionlint import catalogue, check
 from precisionlint.findings import Finding, Report
@@ -27,6 +28,9 @@ SUFFIXES = catalogue.SUFFIXES.values()
 
 ASKED = re.compile(r"^# silent: ([\w-]+)$", re.M)
 """Names a rule that is off by default and must find nothing in the file."""
+
+POSSIBLE = re.compile(r"^# possible: ([\w-]+)$", re.M)
+"""Names a rule of which the file shows what is only possible."""
 
 Spot = tuple[str, int, str]
 
@@ -63,8 +67,13 @@ def spots(findings: tuple[Finding, ...]) -> set[Spot]:
 @cache
 def checked(path: Path) -> Report:
     """One file, checked alone; rules that are off by default where it has a mark of them, or asks for them."""
-    asked = {rule for _, _, rule in marks(path)} | set(ASKED.findall(path.read_text("utf-8", "replace")))
-    return check([path.as_posix()], select=DEFAULT | asked, assume={})
+    text = path.read_text("utf-8", "replace")
+    asked, possible = set(ASKED.findall(text)), set(POSSIBLE.findall(text))
+    report = check([path.as_posix()], select=DEFAULT | asked | {rule for _, _, rule in marks(path)}, assume={})
+    if not possible:
+        return report
+    more = check([path.as_posix()], select=possible, assume={}, min_confidence="possible")
+    return replace(report, findings=(*report.findings, *more.findings))
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -113,7 +122,8 @@ def test_the_fixed_project_is_the_faulty_one_without_its_faults() -> None:
 def test_a_file_gives_the_same_findings_alone_as_together_with_all_others() -> None:
     everything = [path for program in programs() for path in files(program)]
     together = check([path.as_posix() for path in everything], select=DEFAULT, assume={})
-    apart = [finding for path in everything for finding in checked(path).findings if finding.rule in DEFAULT]
+    alone = (finding for path in everything for finding in checked(path).findings if finding.rule in DEFAULT)
+    apart = [finding for finding in alone if finding.confidence != "possible"]
     assert sorted(together.findings, key=repr) == sorted(apart, key=repr)
 
 
