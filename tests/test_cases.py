@@ -119,20 +119,23 @@ def test_the_fixed_project_is_the_faulty_one_without_its_faults() -> None:
     assert not set().union(*(marks(path) for path in files(fixed)))
 
 
+def alone() -> list[Finding]:
+    """What a default run finds in each file by itself."""
+    everything = (path for program in programs() for path in files(program))
+    found = (finding for path in everything for finding in checked(path).findings)
+    return [each for each in found if each.rule in DEFAULT and each.confidence != "possible"]
+
+
 def test_a_file_gives_the_same_findings_alone_as_together_with_all_others() -> None:
     everything = [path for program in programs() for path in files(program)]
     together = check([path.as_posix() for path in everything], select=DEFAULT, assume={})
-    alone = (finding for path in everything for finding in checked(path).findings if finding.rule in DEFAULT)
-    apart = [finding for finding in alone if finding.confidence != "possible"]
-    assert sorted(together.findings, key=repr) == sorted(apart, key=repr)
+    assert sorted(together.findings, key=repr) == sorted(alone(), key=repr)
 
 
 def test_a_folder_gives_the_same_findings_as_its_files() -> None:
     groups = [(FIXTURES / group).as_posix() for group in ("broken", "projects", "sound")]
     report = check(groups, select=DEFAULT, assume={})
-    everything = [path for program in programs() for path in files(program)]
-    apart = {spot for path in everything for spot in spots(checked(path).findings) if spot[2] in DEFAULT}
-    assert spots(report.findings) == apart
+    assert spots(report.findings) == spots(tuple(alone()))
 
 
 def test_output_is_the_same_for_every_hash_seed_and_order_of_arguments() -> None:
