@@ -28,12 +28,11 @@ from precisionlint.events import (
     Written,
     ZeroGrad,
 )
-from precisionlint.source import calls, effects, imports, repeats, statements
+from precisionlint.source import calls, classes, effects, imports, repeats, statements
 from precisionlint.source import program as p
 from precisionlint.source.apis import Apis
 from precisionlint.source.blur import blur
 from precisionlint.source.effects.kept import HAND_SCALE
-from precisionlint.source.evaluate import evaluate
 from precisionlint.source.garbage import Collector
 from precisionlint.source.inert import Inert
 from precisionlint.source.objects import weight_path
@@ -62,24 +61,13 @@ from precisionlint.source.values import (
     Func,
     Obj,
     Pending,
-    Super,
     Sym,
-    Tup,
     Value,
     const,
     flow_of,
     join,
     text_of,
 )
-
-
-def is_choice(body: list[p.Instr]) -> bool:
-    """Whether a body is ``return A if test else B``, as it is lowered."""
-    if len(body) != 2 or not isinstance(body[0], p.If) or not isinstance(body[1], p.Return):
-        return False
-    sides = (body[0].then.code, body[0].other.code)
-    return all(len(side) == 1 and isinstance(side[0], p.Assign) for side in sides)
-
 
 TRAINING = (Autocast, Backward, CustomOp, Grads, LossScaled, Owns, ScalerMade, Step, Trains, ZeroGrad)
 """What a program is read for: one that shows none of these on a few paths shows none on many."""
@@ -378,116 +366,6 @@ class Interpreter:
     def object_name(self, obj: Obj) -> str:
         return "self" if isinstance(obj.cls, Class) else self.names.get(obj.site, text_of(obj))
 
-    # -- classes
-
-    def mro(self, state: State, cls: Class) -> list[Value]:
-        """A class and its bases, depth first; a class that inherits from itself ends there."""
-        if cls not in self.mros:
-            order: list[Value] = []
-
-            def visit(current: Value) -> None:
-                if current in order or len(order) > 30:
-                    return
-                order.append(current)
-                if isinstance(current, Class):
-                    bases = state.heap.get(current, {}).get("__bases__")
-                    for base in bases.items if isinstance(bases, Tup) else ():
-                        visit(base)
-
-            visit(cls)
-            self.mros[cls] = order
-        return self.mros[cls]
-
-    def is_enum(self, state: State, cls: Class) -> bool:
-        """Whether the members of a class are constants."""
-        return any(isinstance(base, External) and base.name.startswith("enum.") for base in self.mro(state, cls))
-
-    def external_base(self, state: State, cls: Class) -> str:
-        """The kind of the first outside base that has one ("optimizer", "module" …)."""
-        for base in self.mro(state, cls):
-            if isinstance(base, External):
-                kind = self.apis.kind(base.name)
-                if kind:
-                    return kind
-        return ""
-
-    def external_name(self, state: State, cls: Class) -> str:
-        """The name of the first outside base of a class."""
-        return next((base.name for base in self.mro(state, cls) if isinstance(base, External)), "")
-
-    def kind(self, state: State, obj: Value) -> str:
-        """What an object is, as far as precision goes."""
-        if isinstance(obj, Obj):
-            if isinstance(obj.cls, External):
-                return self.apis.kind(obj.cls.name) or ("param_group" if obj.cls.name == "param_group" else "")
-            if isinstance(obj.cls, Class):
-                return self.external_base(state, obj.cls)
-        return ""
-
-    def super_attribute(self, state: State, sup: Super, name: str) -> Value | None:
-        order = self.mro(state, sup.owner)
-        receiver_cls = sup.receiver.cls if isinstance(sup.receiver, Obj) else sup.owner
-        if isinstance(receiver_cls, Class):
-            full = self.mro(state, receiver_cls)
-            if sup.owner in full:
-                order = full[full.index(sup.owner) :]
-        for current in order[1:]:
-            if isinstance(current, Class):
-                found = state.heap.get(current, {}).get(name)
-                if isinstance(found, Func):
-                    return Func(found.function, found.module, found.frame, sup.receiver, found.owner)
-                if found is not None:
-                    return found
-        return None
-
-    def decorators(self, state: State, func: Func) -> frozenset[str]:
-        """The names of a function's decorators, as far as they are outside names."""
-        values = self.decorator_values.get(func.function, ())
-        return frozenset(value.name.removeprefix("builtins.") for value in values if isinstance(value, External))
-
-    def property_value(self, state: State, func: Func, receiver: Value, name: str) -> Value:
-        """A property: what its single return says, else an unknown value that stays the same."""
-        body = func.module.body(func.function).code
-        if is_choice(body) and func.function.params:
-            return self.chosen_property(state, func, receiver, name, body)
-        if len(body) == 1 and isinstance(body[0], p.Return) and func.function.params:
-            return self.inside(state, func, receiver, lambda: evaluate(self, state, body[0].value))  # type: ignore[union-attr]
-        return self.derived(("attr", receiver, name), f"{text_of(receiver)}.{name}", (receiver,))
-
-    def inside(self, state: State, func: Func, receiver: Value, run: Callable[[], Value]) -> Value:
-        """What ``run`` gives in the scope of a property's function."""
-        frame = self.new_frame(
-            ("property", func.function, receiver, state.frame), FrameInfo(func.module, func.frame, func.function)
-        )
-        outer = state.frame
-        state.frame = frame
-        state.frames[frame] = {func.function.params[0].name: receiver}
-        state.owned.discard(frame)
-        value = run()
-        state.frame = outer
-        state.drop_frame(frame)
-        return value
-
-    def chosen_property(self, state: State, func: Func, receiver: Value, name: str, body: list[p.Instr]) -> Value:
-        """``return A if test else B``: A or B where the test is decided, else a symbol that knows both."""
-        choice = body[0]
-        assert isinstance(choice, p.If)
-        sides: list[Value] = []
-        for block in (choice.then, choice.other):
-            only = block.code[0]
-            assert isinstance(only, p.Assign)
-            expr = only.value
-            sides.append(self.inside(state, func, receiver, lambda expr=expr: evaluate(self, state, expr)))  # type: ignore[misc]
-        test = self.inside(state, func, receiver, lambda: evaluate(self, state, choice.test))
-        decided = truth(state, test)
-        if decided is not None:
-            return sides[0] if decided else sides[1]
-        value = self.derived(("attr", receiver, name), f"{text_of(receiver)}.{name}", (receiver,))
-        cond = as_cond(test)
-        if isinstance(value, Sym) and cond is not None:
-            value.options = ((cond, sides[0]), (flip(cond), sides[1]))
-        return value
-
     # -- blocks
 
     def run_block(self, block: p.Block, states: list[State]) -> Paths:
@@ -583,6 +461,14 @@ class Interpreter:
 
     # -- the rest of the interpreter stands in modules of its own
 
+    mro = classes.mro
+    is_enum = classes.is_enum
+    external_base = classes.external_base
+    external_name = classes.external_name
+    kind = classes.kind
+    super_attribute = classes.super_attribute
+    decorators = classes.decorators
+    property_value = classes.property_value
     call = calls.call
     call_function = calls.call_function
     run_function = calls.run_function
