@@ -306,6 +306,8 @@ def of_test(hit: Hit, module: ProjectModule) -> bool:
     """Whether a hit is about what a test trains: it is made to be compared or to run at all, and how well it learns is no matter."""
     if TEST_PATH.search(inside(module.path, module.project.root)):
         return True
+    if "def test_" not in module.text:
+        return False
     places = [at for at in (hit.at, *(seen.at for seen in hit.trace)) if isinstance(at, Where)]
     lines = {node.lineno for at in places for where, node in ((at.module, at.node), *at.stack) if where is module}
     return any(

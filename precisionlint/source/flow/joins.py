@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from precisionlint.source.flow.heap import NOTHING, Environment
@@ -34,8 +35,12 @@ def join(environments: list[Environment]) -> Environment:
     if len(environments) == 1:
         return environments[0]
     merged: Environment = {}
-    for name in dict.fromkeys(name for environment in environments for name in environment):
-        values = [environment[name] for environment in environments if name in environment]
+    for name in dict.fromkeys(chain.from_iterable(environments)):
+        found = [environment.get(name) for environment in environments]
+        if found.count(found[0]) == len(found) and found[0] is not None:  # as most are
+            merged[name] = found[0]
+            continue
+        values = [value for value in found if value is not None]
         if name.startswith("self.") and len(values) < len(environments):
             continue  # elsewhere it is what the class holds
         merged[name] = values[0] if all(value is values[0] for value in values) else either(values)
