@@ -171,7 +171,7 @@ def test_a_layer_that_no_program_names_is_nobodys(tmp_path: Path):
         ("loss = models['Norm'](x)", "class Norm:\n    pass\n", True),
         ("loss = model(x)  # a Norm", "", False),
         ("loss = F.evaluate(x)", "", False),
-        ("loss = models['evaluate'](x)", "", False),
+        ("loss = models['evaluate'](x)", "", True),
     ],
 )
 def test_who_speaks_of_what_a_file_defines_may_call_it(tmp_path: Path, speaks: str, third: str, called: bool):

@@ -240,11 +240,9 @@ class Evidence:
         library = reached([path], self.importers)
         stem = path.stem.encode()
         named = {stem, *(name for one in library for name in DEFINED.findall(self.text(one)))} - GENERAL
-        # A class may be named in a string of a configuration; a function is called, and not ``F.gelu``.
+        # ``F.gelu`` is no function of the project's, and what a class is an attribute of may be its package.
         functions = {name for name in named if name[:1].islower() and name != stem}
-        spoken = re.compile(
-            rb"\b(?:" + one_of(named - functions) + rb")\b|(?<![\w.'\"])(?:" + one_of(functions) + rb")(?![\w'\"])"
-        )
+        spoken = re.compile(rb"\b(?:" + one_of(named - functions) + rb")\b|(?<![\w.])(?:" + one_of(functions) + rb")\b")
         mine = frozenset(library)
         self._callers[path] = [
             other
