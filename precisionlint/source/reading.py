@@ -113,14 +113,14 @@ class Reader(Struct, frozen=True):
 
     def attempt(self, node: Any, run: Callable[[], list[State]]) -> list[State] | None:
         """Runs one root within its budget: on few paths first, so that its end is seen, then, if it trains, on as many as the budget
-        reaches for. None where not even few could be followed to the end."""
+        surely reaches for, and on as many as what is left does. None where not even few could be followed to the end."""
         it, gave_up = self.it, self.it.coverage.gave_up
         it.begin(BUDGET)
         states: list[State] = []
         entered, told, depths = frozenset(it.entered), dict(gave_up), it.open()
         narrowly: dict[tuple[Any, Any], str] = {}
         width = NARROW
-        while True:
+        for last in (False, False, True):
             first, it.width, it.thinned, it.trains = it.steps, width, False, False
             ever, it.entered = it.entered, set(entered)
             try:
@@ -138,9 +138,9 @@ class Reader(Struct, frozen=True):
                 break
             finally:
                 it.entered |= ever
-            # Most instructions are met on few paths: four times as many take twice the steps, seldom more.
-            wider = min(WIDEST, int(width * ((it.limit - it.steps) / (it.steps - first + 1)) ** 2))
-            if width > NARROW or wider <= width or not it.thinned or not it.trains:
+            # As many times the paths take about as many times the steps, at most.
+            wider = min(WIDEST, width * (it.limit - it.steps) // (it.steps - first + 1))
+            if last or wider <= width or not it.thinned or not it.trains:
                 break
             width, narrowly = wider, dict(gave_up)
             gave_up.clear()
