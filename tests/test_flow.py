@@ -785,6 +785,8 @@ def test_a_fault_that_is_completed_in_this_file_stands_here(code: Code):
         "y = xs.view()\n    model(y, xs.reshape()).backward()",
         "y = (xs.half() @ xs.to()).view() * xs.expand()\n    y.sum().backward()",
         "for a, b in zip():\n        a.backward()",
+        "torch.topk(torch.softmax(), 2)\n    (xs.exp() / torch.sum()).log().backward()",
+        "make = getattr(torch.optim)\n    make(model.parameters()).step()\n    model(xs).backward()",
         "torch.where()\n    torch.cat()\n    torch.stack(*xs).to(**xs).sum().backward()",
         "y = xs.softmax().type_as().masked_fill() + torch.arange().to()\n    y.backward()",
     ],

@@ -192,9 +192,9 @@ def getattr_(it: Interpreter, state: State, instr: p.Call, callee: External, arg
     if len(values) >= 2 and isinstance(values[1], Const) and isinstance(values[1].value, str):
         found = attribute(it, state, values[0], values[1].value)
         return one(state, result(it, state, instr, callee, ()) if isinstance(found, Method) else found)
-    if values[:1] == [External("torch.optim")] and isinstance(values[1], Sym) and values[1].default is None:
-        return one(state, External(ANY_OPTIMIZER))
     if len(values) >= 2 and isinstance(values[0], External):
+        if values[0].name == "torch.optim" and isinstance(values[1], Sym) and values[1].default is None:
+            return one(state, External(ANY_OPTIMIZER))
         value = it.derived(
             ("getattr", values[0], values[1]), f"getattr({text_of(values[0])}, {text_of(values[1])})", (values[1],)
         )
