@@ -297,9 +297,9 @@ class Cache:
             if current not in seen:
                 seen.add(current)
                 pending += self._leads.get(current, ())
-        for key, held in list(self._results.items()):
-            if key not in self._put and not seen.isdisjoint((key, *held.callers)):
-                del self._results[key]
+                for key in (current, *self._asked.get(current, ())):
+                    if key not in self._put:
+                        self._results.pop(key, None)
 
     @cached_property
     def _leads(self) -> dict[str, list[str]]:
@@ -310,6 +310,15 @@ class Cache:
                 if found is not None:
                     leads.setdefault(found, []).append(key)
         return leads
+
+    @cached_property
+    def _asked(self) -> dict[str, list[str]]:
+        """File -> the files whose results rest on how it calls them, in earlier runs."""
+        asked: dict[str, list[str]] = {}
+        for key, held in self._results.items():
+            for caller in held.callers:
+                asked.setdefault(caller, []).append(key)
+        return asked
 
     def _settled(self, stat: Stat) -> bool:
         return max(stat[:2]) / 1e9 < self._start - RACY
