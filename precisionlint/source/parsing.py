@@ -118,7 +118,7 @@ REMARK = r"^[ \t]*#[^\n]*$|(?<=\s)#[^\"'\n]*$"
 COMMENT = re.compile(REMARK)
 
 
-def spoken(syntax: ast.Module, lines: list[str]) -> list[str]:
+def without_remarks(syntax: ast.Module, lines: list[str]) -> list[str]:
     """The lines of a file with blanks for what only a reader reads: comments, docstrings and other strings that stand alone."""
     told = [COMMENT.sub("", line) if "#" in line else line for line in lines]
     for node in statements(syntax.body):

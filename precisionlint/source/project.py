@@ -29,7 +29,7 @@ from precisionlint.source.parsing import (
     lines_spanned,
     parse,
     split_lines,
-    spoken,
+    without_remarks,
 )
 from precisionlint.source.root import PRECISION, file_of, surveyed_files
 from precisionlint.source.screen import own_words
@@ -104,7 +104,7 @@ class ProjectModule:
         self.tree = project.syntax(path, data)
         self.text = decode(data)
         self.lines = split_lines(self.text)
-        self.code = spoken(self.tree, self.lines)
+        self.code = without_remarks(self.tree, self.lines)
         self.block, self.functions = lower_module(self.tree)
         self.outline = Outline(self.tree, self.code)
         project.outlines[path] = self.outline
@@ -299,7 +299,7 @@ class Project:
             if data is not None:
                 with contextlib.suppress(UnreadableError, RecursionError):
                     syntax = self.syntax(path, data)
-                    self.outlines[path] = Outline(syntax, spoken(syntax, split_lines(decode(data))))
+                    self.outlines[path] = Outline(syntax, without_remarks(syntax, split_lines(decode(data))))
         return self.outlines[path]
 
     def reaches(self, path: Path, name: str, kind: str) -> bool:
