@@ -32,8 +32,8 @@ LIMITS = frozenset({448.0, 57344.0, 240.0})
 """The largest values of E4M3, E5M2 and E4M3 FNUZ."""
 LIMIT_NAME = re.compile(r"(?:fp8|f8|e4m3|e5m2|float8|quant|q|w_dtype).*max|max_?val|^fp8_max$", re.I)
 E4M3 = frozenset({"float8_e4m3fn"})
-E5M2 = frozenset({"float8_e5m2"})
 """The format whose casts saturate from torch 2.12 on."""
+E5M2 = frozenset({"float8_e5m2"})
 FP8_NAME = re.compile(r"f(?:p|loat)?8|e4m3|e5m2|w_dtype|quant", re.I)
 CALLS = frozenset({"constructed", "unknown"})
 """What a function of another file gives."""

@@ -272,94 +272,117 @@ def variance_by_difference(state: None, event: Computed) -> Iterator[Any]:
 
 @FAMILY.rule("softmax-in-half", Computed)
 def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
-    value = event.value
-    if not trains(event.scope):
+    value, scope = event.value, event.scope
+    if not trains(scope) or not value.inputs:
         return
-    if value.op in ("log_softmax", "logsumexp") and value.inputs:
-        how = grade(value.dtypes, event.scope)
-        # What a loss function is given may be anything; what a layer gives is half wherever half reaches it.
-        made_here = any(
-            s.op in ("linear", "matmul") or (s.op == "layer" and s.name == "Linear") for s in sources(value.inputs[0])
-        )
-        if how not in (None, "certain") and not (how == "likely" and made_here and value.op == "logsumexp"):
-            scored = logits(value.inputs[0]) or named(scaled_by(value.inputs[0]), SCORED)
-            how = "possible" if made_here or scored else None
-        elif how is None and untold(value) and named(value.inputs[0], LOGITS) and event.scope.enabled is not False:
-            how = "possible"
-        if how is not None:
-            lifted = value.op == "log_softmax"
-            yield hit(
-                "softmax-in-half",
-                value,
-                how,
-                f"{value.op} is stored in {kept_in(how, value.dtypes)}: bf16 is off by "
-                f"up to 0.06 at values of 10; give it fp32 ({'dtype=torch.float32' if lifted else '.float()'})",
-                (TRAINING, HALF_SHOWN if how == "possible" else shown_by(value.dtypes)),
-            )
-    elif value.op == "log probabilities" and event.scope.enabled is not False:
-        given = value.inputs[0]
-        if (may_be_half(given.dtypes) or untold(given)) and logits(given):
-            message = (
-                f"'{value.name}' is given the logits as they come: unless it widens them, its log-probabilities are off by up to 0.06 at values of "
-                "10 in bf16; cast the logits to float first"
-            )
-            yield hit("softmax-in-half", value, "possible", message, (TRAINING, HALF_SHOWN))
-    elif value.op == "log" and value.inputs and (total := sum_of_exp(value.inputs[0])) is not None:
-        how = unless_handed_in(grade(total.dtypes, event.scope), total, event.scope)
-        if how is not None:
-            yield hit(
-                "softmax-in-half",
-                total,
-                how,
-                f"a logsumexp written by hand in {kept_in(how, total.dtypes)}: the sum of the exponentials is rounded before its log, and "
-                "in fp16 it is inf above 65504; take torch.logsumexp of fp32",
-                (TRAINING, shown_by(total.dtypes)),
-                (Seen(value.at, "its log"),),
-            )
-    elif value.op in ("log", "topk", "argmax") and value.inputs:
-        through = VIEWS if value.op == "log" else CHOSEN
-        soft = next((source for source in sources(value.inputs[0], through) if source.op == "softmax"), None)
-        how = grade(soft.dtypes, event.scope) if soft is not None else None
-        if (
-            soft is not None
-            and how is None
-            and value.op == "topk"
-            and untold(soft)
-            and event.scope.enabled is not False
-        ):
-            how = "possible" if named(soft.inputs[0], ROUTED) else None
-        if soft is not None and how is not None:
-            use = {
-                "log": "the log of its small values is far off",
-                "topk": "near experts tie and flip",
-                "argmax": "near values tie",
-            }[value.op]
-            yield hit(
-                "softmax-in-half",
-                soft,
-                how,
-                f"softmax in {kept_in(how, soft.dtypes)} feeds {value.op}: {use}; "
-                "take it with dtype=torch.float32 and keep the result",
-                (TRAINING, shown_by(soft.dtypes)),
-                (Seen(soft.at, "softmax"), Seen(value.at, f"{value.op} of it")),
-            )
+    if value.op in ("log_softmax", "logsumexp"):
+        yield from log_stored_in_half(value, scope)
+    elif value.op == "log probabilities":
+        yield from log_asked_of_others(value, scope)
+    elif value.op == "log" and (total := sum_of_exp(value.inputs[0])) is not None:
+        yield from logsumexp_by_hand(value, total, scope)
+    elif value.op in ("log", "topk", "argmax"):
+        yield from use_of_softmax(value, scope)
     elif value.op == "div" and len(value.inputs) == 2:
-        top = next((source for source in sources(value.inputs[0]) if source.op == "exp"), None)
-        if top is None:
-            return
-        total = next((s for s in sources(value.inputs[1], frozenset({"view", "either", "add"})) if s.op == "sum"), None)
-        how = unless_handed_in(grade(top.dtypes, event.scope), top, event.scope)
-        if total is None or how is None or not any(of_one(top, s) for s in sources(total.inputs[0])):
-            return
+        yield from softmax_by_hand(value, scope)
+
+
+def log_stored_in_half(value: Value, scope: Scope) -> Iterator[Any]:
+    """``log_softmax``, ``logsumexp``: what a loss function is given may be anything; what a layer gives is half wherever half reaches it."""
+    how = grade(value.dtypes, scope)
+    made_here = any(
+        s.op in ("linear", "matmul") or (s.op == "layer" and s.name == "Linear") for s in sources(value.inputs[0])
+    )
+    if how not in (None, "certain") and not (how == "likely" and made_here and value.op == "logsumexp"):
+        scored = logits(value.inputs[0]) or named(scaled_by(value.inputs[0]), SCORED)
+        how = "possible" if made_here or scored else None
+    elif how is None and untold(value) and named(value.inputs[0], LOGITS) and scope.enabled is not False:
+        how = "possible"
+    if how is not None:
+        lifted = value.op == "log_softmax"
         yield hit(
             "softmax-in-half",
             value,
             how,
-            f"a softmax written by hand in {kept_in(how, top.dtypes)}: exp and sum are "
-            "rounded one by one, and without the maximum fp16 overflows above 11; torch.softmax accumulates in fp32",
-            (TRAINING, shown_by(top.dtypes)),
-            (Seen(top.at, "exp"), Seen(total.at, "its sum"), Seen(value.at, "their quotient")),
+            f"{value.op} is stored in {kept_in(how, value.dtypes)}: bf16 is off by "
+            f"up to 0.06 at values of 10; give it fp32 ({'dtype=torch.float32' if lifted else '.float()'})",
+            (TRAINING, HALF_SHOWN if how == "possible" else shown_by(value.dtypes)),
         )
+
+
+def log_asked_of_others(value: Value, scope: Scope) -> Iterator[Any]:
+    """``selective_log_softmax(logits, labels)`` of another library."""
+    given = value.inputs[0]
+    if scope.enabled is not False and (may_be_half(given.dtypes) or untold(given)) and logits(given):
+        message = (
+            f"'{value.name}' is given the logits as they come: unless it widens them, its log-probabilities are off by up to 0.06 at values of "
+            "10 in bf16; cast the logits to float first"
+        )
+        yield hit("softmax-in-half", value, "possible", message, (TRAINING, HALF_SHOWN))
+
+
+def logsumexp_by_hand(value: Value, total: Value, scope: Scope) -> Iterator[Any]:
+    """``x.exp().sum().log()``"""
+    how = unless_handed_in(grade(total.dtypes, scope), total, scope)
+    if how is not None:
+        yield hit(
+            "softmax-in-half",
+            total,
+            how,
+            f"a logsumexp written by hand in {kept_in(how, total.dtypes)}: the sum of the exponentials is rounded before its log, and "
+            "in fp16 it is inf above 65504; take torch.logsumexp of fp32",
+            (TRAINING, shown_by(total.dtypes)),
+            (Seen(value.at, "its log"),),
+        )
+
+
+def use_of_softmax(value: Value, scope: Scope) -> Iterator[Any]:
+    """The log of a softmax, or what is largest in it."""
+    through = VIEWS if value.op == "log" else CHOSEN
+    soft = next((source for source in sources(value.inputs[0], through) if source.op == "softmax"), None)
+    if soft is None or not soft.inputs:
+        return
+    how = grade(soft.dtypes, scope)
+    if how is None and value.op == "topk" and untold(soft) and scope.enabled is not False:
+        how = "possible" if named(soft.inputs[0], ROUTED) else None
+    if how is not None:
+        yield hit(
+            "softmax-in-half",
+            soft,
+            how,
+            f"softmax in {kept_in(how, soft.dtypes)} feeds {value.op}: {SPOILT[value.op]}; "
+            "take it with dtype=torch.float32 and keep the result",
+            (TRAINING, shown_by(soft.dtypes)),
+            (Seen(soft.at, "softmax"), Seen(value.at, f"{value.op} of it")),
+        )
+
+
+SPOILT = {
+    "log": "the log of its small values is far off",
+    "topk": "near experts tie and flip",
+    "argmax": "near values tie",
+}
+"""What comes of a softmax that is rounded."""
+
+
+def softmax_by_hand(value: Value, scope: Scope) -> Iterator[Any]:
+    """``x.exp() / x.exp().sum()``"""
+    top = next((source for source in sources(value.inputs[0]) if source.op == "exp"), None)
+    total = next((s for s in sources(value.inputs[1], frozenset({"view", "either", "add"})) if s.op == "sum"), None)
+    if top is None or total is None or not total.inputs:
+        return
+    how = unless_handed_in(grade(top.dtypes, scope), top, scope)
+    if how is None or not any(of_one(top, s) for s in sources(total.inputs[0])):
+        return
+    yield hit(
+        "softmax-in-half",
+        value,
+        how,
+        f"a softmax written by hand in {kept_in(how, top.dtypes)}: exp and sum are "
+        "rounded one by one, and without the maximum fp16 overflows above 11; torch.softmax accumulates in fp32",
+        (TRAINING, shown_by(top.dtypes)),
+        (Seen(top.at, "exp"), Seen(total.at, "its sum"), Seen(value.at, "their quotient")),
+    )
 
 
 CHOSEN = VIEWS | {"masked_fill", "largest", "sum"}
