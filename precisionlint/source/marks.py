@@ -58,23 +58,47 @@ TRIGGER = Marks(
 """What a function's text must hold for its body to matter."""
 
 STRONG = Marks(
-    ".step(", "unscale_", "clip_grad", "custom_op", "autograd.Function", "torch.ops.", "triton_op", "wrap_triton", "Trainer(",
-    "Trainer)", "Trainer,", ".lerp_(",
+    "clip_grad", "Trainer(", "Trainer)", "Trainer,",
     patterns={
+        "unscale_": r"unscale_(?!\w*layers)",
+        ".step(": r"(?<!cheduler)(?<!chedulers)(?<!sched)\.step\(",
         "backward": r"\bbackward\w*\(",
-        "caler": r"[Ss]caler\b",
-        "apply": r"[A-Z]\w*\.apply\(",
-        "triton": r"\btriton\.\w",
+        "caler": r"(?<![Uu]p)[Ss]caler\b",
         "from_pretrained": r"from_pretrained\([^()]*dtype=torch\.(?:b?float16|half)",
         "parameters": r"\b(?:AdamW?|SGD)\(\s*(?:params=)?\w*model\.parameters\(",
+    },
+)  # fmt: skip
+"""What a program's text must reach for it to be able to hold a fault at all; see ``NEEDING`` for what does so beside something else. A
+scheduler's step is none: those of diffusion models denoise, those of learning rates matter beside a scaler's."""
+
+OPS = Marks(
+    "custom_op", "autograd.Function", "torch.ops.", "triton_op", "wrap_triton",
+    patterns={
+        "apply": r"[A-Z]\w*\.apply\(",
+        "triton": r"\btriton\.\w",
+    },
+)  # fmt: skip
+"""What calls an op that autocast may not know."""
+
+AVERAGES = Marks(
+    ".lerp_(",
+    patterns={
         "decay": r"\b1(?:\.0?)? ?- ?(?:\w+\.)*\w*decay\b",
         "momentum": r"\b1(?:\.0?)? ?- ?(?:\w+\.)*\w*momentum\b",
         "ema": r"\b1(?:\.0?)? ?- ?(?:\w+\.)*\w*ema\b",
         "alpha": r"\b1(?:\.0?)? ?- ?(?:\w+\.)*\w*alpha\b",
         "tau": r"\b1(?:\.0?)? ?- ?(?:\w+\.)*\w*tau\b",
     },
-)  # fmt: skip
-"""What a program's text must reach for it to be able to hold a fault at all."""
+)
+"""What averages weights."""
+
+AUTOCAST = Marks("utocast")
+HALF = Marks("half", "float16", "fp16", "bf16", "utocast", "dtype", "recision")
+"""What a text that makes something half holds."""
+
+MARKS = {"event": TRIGGER, "strong": STRONG, "op": OPS, "average": AVERAGES, "autocast": AUTOCAST, "half": HALF}
+NEEDING = {"op": "autocast", "average": "half"}
+"""What is strong only beside something else: an op that autocast does not know where there is an autocast, an average of half weights."""
 
 GUARDED = Marks(
     ".step(", ".scale(", "unscale_", "clip_grad", "zero_grad", "utocast", "GradScaler", "scaler", ".half(", "float16", "optim.", "no_sync",

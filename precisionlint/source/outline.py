@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from msgspec import Struct
 
-from precisionlint.source.marks import GUARDED, STRONG, TRIGGER
+from precisionlint.source.marks import GUARDED, MARKS
 from precisionlint.source.parsing import BLOCKS, DEFINITIONS, lines_spanned, statements
 
 WORD = re.compile(r"[^\W\d]\w*")
@@ -27,9 +27,6 @@ def named_in(text: str, start: int = 0, end: int | None = None) -> set[str]:
     stop = len(text) if end is None else end
     elsewhere = set(CLASS_OF_OTHERS.findall(text, start, stop)).difference(CLASS.findall(text, start, stop))
     return set(WORD.findall(text, start, stop)) - elsewhere
-
-
-MARKS = {"event": TRIGGER, "strong": STRONG}
 
 
 class Definition:
@@ -51,7 +48,7 @@ class Definition:
         return self._named
 
     def holds(self, kind: str) -> bool:
-        """Whether its text holds a mark of this kind (see ``MARKS``)."""
+        """Whether its text holds a mark of this kind (see ``marks.MARKS``)."""
         if kind not in self._marks:
             self._marks[kind] = MARKS[kind].found(self.text, *self.span)
         return self._marks[kind]

@@ -19,7 +19,7 @@ from pathlib import Path
 from precisionlint.source import program as p
 from precisionlint.source.apis import table
 from precisionlint.source.lower import lower_body, lower_module
-from precisionlint.source.marks import STRONG, TRIGGER, Marks
+from precisionlint.source.marks import MARKS, NEEDING, STRONG, TRIGGER, Marks
 from precisionlint.source.outline import WORD, Outline, named_in, telling_names
 from precisionlint.source.parsing import (
     DEFINITIONS,
@@ -116,6 +116,7 @@ class ProjectModule:
         self._triggered: dict[p.Function, bool] = {}
         self._strong: dict[p.Function, bool] = {}
         self._trains: dict[p.Function, bool] = {}
+        self._holds: dict[str, bool] = {}
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -161,14 +162,30 @@ class ProjectModule:
         """Whether a function's own text holds what training is made of."""
         if function not in self._trains:
             source = self.source_of(function)
-            self._trains[function] = STRONG.found(source) or self.project.names_own(source, (0, len(source)))
+            self._trains[function] = (
+                STRONG.found(source)
+                or self.project.names_own(source, (0, len(source)))
+                or any(MARKS[kind].found(source) and self.is_beside(function, other) for kind, other in NEEDING.items())
+            )
         return self._trains[function]
 
     def is_strong(self, function: p.Function) -> bool:
         """Whether a function can train: a backward, a step or a scaler is within its reach."""
         if function not in self._strong:
-            self._strong[function] = self.trains(function) or self.reaches(function, "strong")
+            self._strong[function] = (
+                self.trains(function)
+                or self.reaches(function, "strong")
+                or any(
+                    self.is_beside(function, other) and self.reaches(function, kind) for kind, other in NEEDING.items()
+                )
+            )
         return self._strong[function]
+
+    def is_beside(self, function: p.Function, kind: str) -> bool:
+        """Whether a function's file holds a mark of this kind, or what the function reaches does."""
+        if kind not in self._holds:
+            self._holds[kind] = MARKS[kind].found(self.text)
+        return self._holds[kind] or self.reaches(function, kind)
 
     def is_relevant(self, function: p.Function) -> bool:
         """Whether a function's body is worth interpreting."""
@@ -303,7 +320,7 @@ class Project:
         return self.outlines[path]
 
     def reaches(self, path: Path, name: str, kind: str) -> bool:
-        """Whether a name of a file, or anything that it names in turn, holds a mark of this kind (see ``outline.MARKS``).
+        """Whether a name of a file, or anything that it names in turn, holds a mark of this kind (see ``marks.MARKS``).
 
         The answer does not depend on what was asked before: that something holds none is kept only where all that it leads to was seen.
         """
