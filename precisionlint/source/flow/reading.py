@@ -14,7 +14,7 @@ from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Function, Sour
 from precisionlint.source.flow.remembered import Remembered
 from precisionlint.source.flow.words import TEST_FILE, Asked, calls, words_of
 from precisionlint.source.root import file_of
-from precisionlint.valueflow import HALF, WIDE, Ended, Scope, Value
+from precisionlint.valueflow import HALF, WIDE, Called, Ended, Scope, Touched, Value
 
 if TYPE_CHECKING:
     from precisionlint.subjects import File
@@ -159,16 +159,17 @@ class Flow:
         receiver: Value | None = None,
         quiet: bool = False,
     ) -> Value:
-        """What a function of the project returns for these arguments; its ops are told."""
-        if function.source is self.source or self.inherited:
+        """What a function of the project returns for these arguments; its ops are told, once for all calls that cannot be told apart."""
+        mine = function.source is self.source
+        if self.inherited or (mine and (self.shown or function.around)):
             return self.follow(function, args, options, scope, depth, receiver, quiet)
-        inside = scope_of(function, scope)
-        key = self.remembered.key(function, args, options, receiver, inside)
+        key = self.remembered.key(function, args, options, receiver, scope_of(function, scope), quiet and mine)
         arguments = [*args, *options.values(), *([receiver] if receiver is not None else [])]
         again = self.remembered.again(key, arguments, depth) if key is not None else None
         if again is None:
+            told = len(self.events)
             again = self.follow(function, args, options, scope, depth, receiver, quiet)
-            if key is not None:
+            if key is not None and not any(map(switches, self.events[told:])):
                 self.remembered.keep(key, arguments, depth, again)
         return again
 
@@ -241,6 +242,11 @@ def decides(argument: Value) -> bool:
     """Whether an argument decides what a function's values are: a wide dtype, or a tensor whose dtype is known."""
     wide = argument.op == "external" and argument.name.removeprefix("torch.") in WIDE
     return wide or (argument.op != "constant" and argument.dtypes <= HALF | WIDE)
+
+
+def switches(event: Event) -> bool:
+    """Whether an event reads or sets what holds for the whole program: when it happens matters, and how often."""
+    return isinstance(event, Touched) or (isinstance(event, Called) and "precision" in event.value.name)
 
 
 def scope_of(function: Function, caller: Scope) -> Scope:

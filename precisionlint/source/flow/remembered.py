@@ -35,12 +35,14 @@ class Remembered:
         options: dict[str, Value],
         receiver: Value | None,
         scope: Scope,
+        quiet: bool,
     ) -> Key | None:
         """What the result of a call hangs on, as far as it is looked into; None where that cannot be compared."""
         owner = receiver.ref if receiver is not None and receiver.op == "instance" else None
         key = (
             id(function.node),
             scope,
+            quiet,
             form(receiver) if receiver is not None else None,
             owner.version if owner is not None else 0,
             tuple(form(arg) for arg in args),
