@@ -60,6 +60,9 @@ class Open(Struct, frozen=True):
     bare: Weights = frozenset()
 
 
+HEARS = (Autocast, Op, Step, Written, Owns, WeightsTake)
+
+
 def advance(state: Open, event: Event) -> Open:
     match event:
         case Autocast(enter=True):
@@ -104,7 +107,7 @@ def settle(state: Open) -> Open:
     return Open(own=state.own, bare=state.bare)
 
 
-FAMILY = Family(Automaton("autocast", Open(), advance, settle, lambda state: len(state.changed)))
+FAMILY = Family(Automaton("autocast", Open(), advance, settle, lambda state: len(state.changed), HEARS))
 
 
 @FAMILY.rule("backward-under-autocast", Backward, EnclosedBackward)

@@ -109,13 +109,15 @@ def unmoved(state: Any, event: Event) -> Any:
 
 class Automaton(Struct, frozen=True):
     """The state that the checks of a family read. ``settle``: what is left of it where another program begins;
-    ``stakes``: how much is under way in it, for the choice of the paths to follow where there are too many."""
+    ``stakes``: how much is under way in it, for the choice of the paths to follow where there are too many; ``hears``: the events that may
+    change it."""
 
     name: str
     start: Any
     advance: Callable[[Any, Event], Any] = unmoved
     settle: Callable[[Any], Any] = lambda state: state
     stakes: Callable[[Any], int] = lambda _: 0
+    hears: tuple[type[Event], ...] = (Event,)
 
 
 class Check(Struct, frozen=True):
@@ -150,8 +152,8 @@ class Judge:
         checks = list(checks)
         self.automata = list(dict.fromkeys(check.automaton.name for check in checks))
         by_name = {check.automaton.name: check.automaton for check in checks}
-        advances = [by_name[name].advance for name in self.automata]
-        self._advance = [(index, advance) for index, advance in enumerate(advances) if advance is not unmoved]
+        self._automata = [by_name[name] for name in self.automata]
+        self._advances: dict[type[Event], list[tuple[int, Callable[[Any, Event], Any]]]] = {}
         self._settle = [by_name[name].settle for name in self.automata]
         self._stakes = [by_name[name].stakes for name in self.automata]
         self.start = tuple(by_name[name].start for name in self.automata)
@@ -159,6 +161,16 @@ class Judge:
         for check in checks:
             for event in check.events:
                 self._listeners.setdefault(event, []).append((self.automata.index(check.automaton.name), check))
+
+    def advances(self, kind: type[Event]) -> list[tuple[int, Callable[[Any, Event], Any]]]:
+        """The automata that events of a kind may change: the index of each, and its function."""
+        if kind not in self._advances:
+            self._advances[kind] = [
+                (index, each.advance)
+                for index, each in enumerate(self._automata)
+                if each.advance is not unmoved and issubclass(kind, each.hears)
+            ]
+        return self._advances[kind]
 
     def stakes(self, states: tuple[Any, ...]) -> int:
         """How much is under way on a path."""
@@ -177,7 +189,7 @@ class Judge:
             for found in check.run(states[index], event):
                 report(found)
         after: list[Any] | None = None
-        for index, advance in self._advance:
+        for index, advance in self.advances(type(event)):
             state = advance(states[index], event)
             if state is not states[index]:
                 after = list(states) if after is None else after

@@ -103,21 +103,23 @@ def amax_in(value: Value) -> Value | None:
 
 def raw_scale(value: Value, is_limit: Callable[[Value], bool] = is_limit) -> tuple[Value, Value, bool] | None:
     """(the scale, its amax, whether amax is the divisor) where a value is a scale whose amax may be zero."""
-    if looked_at(value):
-        return None
+    scale = quotient(value, is_limit)
+    return None if scale is None or looked_at(value) else scale
+
+
+def quotient(value: Value, is_limit: Callable[[Value], bool]) -> tuple[Value, Value, bool] | None:
+    """What ``raw_scale`` gives, whatever else the value is on another path."""
     for source in sources(value, SHOWN):
         if source.op == "div" and len(source.inputs) == 2:
             over, under = source.inputs
-            amax = amax_in(over)
-            if amax is not None and is_limit(under):
+            if is_limit(under) and (amax := amax_in(over)) is not None:
                 return source, amax, False
-            amax = amax_in(under)
-            if amax is not None and is_limit(over) and under.op != "number":  # Python raises for a number
+            # Python raises for a number.
+            if under.op != "number" and is_limit(over) and (amax := amax_in(under)) is not None:
                 return source, amax, True
         if source.op == "mul" and len(source.inputs) == 2:  # amax * (1 / limit), or a margin
             for one, other in (source.inputs, source.inputs[::-1]):
-                amax = amax_in(other)
-                if one.op == "div" and amax is not None and is_limit(one.inputs[1]):
+                if one.op == "div" and is_limit(one.inputs[1]) and (amax := amax_in(other)) is not None:
                     return source, amax, False
         if (
             source.op in ("div", "mul")
@@ -369,6 +371,8 @@ def upstream(value: Value, limit: int = 120) -> set[int]:
 @FAMILY.rule("fp8-fast-accumulation-in-backward", Called)
 def fp8_fast_accumulation_in_backward(state: None, event: Called) -> Iterator[Any]:
     options = event.value.options
+    if not options:
+        return
     if event.scope.kind == "backward" or GRADIENT.search(event.scope.function):
         flag, split = options.get("use_fast_accum"), options.get("use_split_accumulator")
         if flag is not None and flag.constant is True and PRODUCT.search(event.value.name):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
@@ -70,13 +71,14 @@ def unless_handed_in(how: Confidence | None, value: Value, scope: Scope) -> Conf
 
 def trains(scope: Scope) -> bool:
     """Whether what stands here can be part of a training step."""
-    names = f"{scope.owner} {scope.function}".lower()
-    return (
-        scope.grad
-        and scope.kind != "test"
-        and not INFERENCE.search(scope.function.lower())
-        and not SERVING.search(names)
-    )
+    return scope.grad and scope.kind != "test" and not serves(scope.owner, scope.function)
+
+
+@lru_cache(maxsize=512)
+def serves(owner: str, function: str) -> bool:
+    """Whether a function only uses a trained model, by its name and that of its class."""
+    function = function.lower()
+    return bool(INFERENCE.search(function) or SERVING.search(f"{owner.lower()} {function}"))
 
 
 def short(dtypes: Dtypes) -> str:

@@ -115,6 +115,9 @@ class Storage(Record, frozen=True, eq=False):
     turned: bool = False
 
 
+HEARS = (WeightsTake, Adopted, Wrapped, Copied, Sharded, Setting, Owns, Backward, Iteration, ZeroGrad, Lost)
+
+
 def advance(storage: Storage, event: Event) -> Storage:
     match event:
         case WeightsTake(trainable=None):
@@ -185,7 +188,7 @@ def taken(all_took: frozenset[Took], event: WeightsTake) -> frozenset[Took]:
     return frozenset(t for t in took if not overlap(event.weights, t.weights))
 
 
-AUTOMATON = Automaton("master-weights", Storage(), advance)
+AUTOMATON = Automaton("master-weights", Storage(), advance, hears=HEARS)
 """The state that the rules of weights read, in both of their modules."""
 FAMILY = Family(AUTOMATON)
 

@@ -67,6 +67,9 @@ class Ran(Record, frozen=True, eq=False):
     seen: Seen
 
 
+HEARS = (Opened, Owns, Touched, Called, Ended, Sharded, WeightsTake, Op)
+
+
 def advance(program: Program, event: Event) -> Program:
     if isinstance(event, Opened):
         return replace(program, cuda=event.device == "cuda" and event.at is not None, at=event.at)
@@ -97,7 +100,7 @@ def settle(program: Program) -> Program:
     return replace(program, ran=frozenset())
 
 
-FAMILY = Family(Automaton("matmul-precision", Program(), advance, settle))
+FAMILY = Family(Automaton("matmul-precision", Program(), advance, settle, hears=HEARS))
 
 
 @FAMILY.rule("tf32-off", Op, Setting, Step, Backward)

@@ -494,5 +494,5 @@ def stakes(ledger: Ledger) -> int:
     )
 
 
-AUTOMATON = Automaton("loss-scaling", Ledger(), advance, settle, stakes)
+AUTOMATON = Automaton("loss-scaling", Ledger(), advance, settle, stakes, tuple(ADVANCE))
 """The state that the rules of loss scaling read, in both of their modules."""

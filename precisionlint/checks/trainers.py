@@ -51,6 +51,9 @@ class Trained(Record, frozen=True, eq=False):
     storage: Storage = NOTHING_STORED
 
 
+HEARS = (Backward, Grads, Step, ZeroGrad, WeightsTake, Owns, Copied, Adopted)
+
+
 def advance(state: Trained, event: Event) -> Trained:
     match event:
         case Backward(engine=Engine() as engine):
@@ -73,7 +76,7 @@ def settle(state: Trained) -> Trained:
     return Trained(storage=state.storage)
 
 
-FAMILY = Family(Automaton("trainers", Trained(), advance, settle, lambda state: len(state.scaled)))
+FAMILY = Family(Automaton("trainers", Trained(), advance, settle, lambda state: len(state.scaled), HEARS))
 
 
 @FAMILY.rule("accelerate-raw-clip", Grads)

@@ -6,17 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
-from precisionlint.events import Event
 from precisionlint.findings import Confidence
 from precisionlint.kernel_facts import FOLLOWS, FP8, HALVES, Accumulated, Dotted, Reduced, Typed
 from precisionlint.valueflow import Shows
 
-
-def advance(state: None, event: Event) -> None:
-    return state
-
-
-FAMILY = Family(Automaton("triton", None, advance))
+FAMILY = Family(Automaton("triton", None))
 DIGITS = {"fp16": 11, "bf16": 8}
 STALLS = {"fp16": 2048, "bf16": 256}
 """Where adding ones to a sum stops to change it: 2 to the number of significant bits."""
