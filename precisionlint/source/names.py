@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from precisionlint.findings import Place
 from precisionlint.source.fixes import NEWLINE, NoFixError, Span
+from precisionlint.source.parsing import walk
 
 
 class Names:
@@ -83,7 +84,7 @@ def imports(statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]
 
 def bindings(tree: ast.AST) -> Iterator[str]:
     """Every name that is bound anywhere in a tree, once for each time."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         match node:
             case ast.Name(ctx=ast.Store() | ast.Del()):
                 yield node.id

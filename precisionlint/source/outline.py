@@ -14,7 +14,7 @@ from itertools import accumulate
 from msgspec import Struct
 
 from precisionlint.source.marks import GUARDED, MARKS
-from precisionlint.source.parsing import BLOCKS, DEFINITIONS, lines_spanned, statements
+from precisionlint.source.parsing import BLOCKS, DEFINITIONS, lines_spanned, statements, walk
 
 WORD = re.compile(r"[^\W\d]\w*")
 
@@ -169,7 +169,7 @@ class Telling:
             return
         for child in ast.iter_child_nodes(node):
             if isinstance(child, (ast.expr, ast.withitem, ast.arguments, ast.keyword)):
-                for inner in ast.walk(child):
+                for inner in walk(child):
                     if isinstance(inner, ast.IfExp):
                         self.asks(inner, [])
                     elif isinstance(inner, ast.NamedExpr):

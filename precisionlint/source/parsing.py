@@ -113,6 +113,46 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
             todo.extend(reversed(getattr(node, name)))
 
 
+PLAIN = frozenset(
+    {
+        "ctx", "op", "ops", "id", "attr", "arg", "name", "asname", "module", "level", "kind", "conversion", "simple", "lineno", "tag",
+        "rest", "kwd_attrs", "is_async", "type_comment", "type_ignores",
+    }
+)  # fmt: skip
+"""The fields that hold strings and numbers, and those whose nodes say nothing but how the node above them is meant."""
+ALL_PLAIN = (ast.Constant, ast.Global, ast.Nonlocal, ast.MatchSingleton)
+
+
+class Children(dict[type, tuple[str, ...]]):
+    """The fields of each type of node that may hold nodes, found when the first of it is met."""
+
+    def __missing__(self, kind: type[ast.AST]) -> tuple[str, ...]:
+        fields = () if issubclass(kind, ALL_PLAIN) else tuple(name for name in kind._fields if name not in PLAIN)
+        return self.setdefault(kind, fields)
+
+
+CHILDREN = Children()
+SPARSE = frozenset({"keys", "kw_defaults"})
+"""The lists with holes: a key of ``**other``, a default that is not there."""
+
+
+def walk(node: ast.AST) -> list[ast.AST]:
+    """A node and all below it, in the order of ``ast.walk``, which takes more than twice as long: it looks for nodes in strings and numbers
+    too, and gives operators and contexts, which are left out here."""
+    found = [node]
+    for current in found:  # which grows
+        for name in CHILDREN[current.__class__]:
+            value = getattr(current, name)
+            if value.__class__ is not list:
+                if value is not None:
+                    found.append(value)
+            elif name in SPARSE:
+                found += [each for each in value if each is not None]
+            else:
+                found += value
+    return found
+
+
 REMARK = r"^[ \t]*#[^\n]*$|(?<=\s)#[^\"'\n]*$"
 """A comment to the end of its line; one behind code that holds quotes may be a part of a string."""
 COMMENT = re.compile(REMARK)

@@ -21,6 +21,7 @@ from precisionlint.source import program as p
 from precisionlint.source.effects.checkpoints import returned
 from precisionlint.source.hanging import hangs_on
 from precisionlint.source.interpret import Interpreter
+from precisionlint.source.parsing import walk
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.records import BUDGET, NARROW, SHARE, WIDEST, BudgetError, Coverage, Where
 from precisionlint.source.state import Fact, State, agree, differing, merge
@@ -166,7 +167,7 @@ class Reader(Struct, frozen=True):
     def state_of(self, method: p.Function, results: list[tuple[State, Value]]) -> None:
         """What an object gives to go on from later, where nothing in its file saves it."""
         node = max(
-            (each for each in ast.walk(method.node) if isinstance(each, ast.Return)),
+            (each for each in walk(method.node) if isinstance(each, ast.Return)),
             key=lambda e: e.lineno,
             default=None,
         )
@@ -361,7 +362,7 @@ def assigned(method: p.Function) -> set[str]:
     """The attributes of its object that a method sets."""
     return {
         node.attr
-        for node in ast.walk(method.node)
+        for node in walk(method.node)
         if isinstance(node, ast.Attribute)
         and isinstance(node.ctx, ast.Store)
         and isinstance(node.value, ast.Name)
@@ -408,7 +409,7 @@ def tuned(module: ProjectModule) -> Any:
         return None
     sets = (
         node
-        for node in ast.walk(module.tree)
+        for node in walk(module.tree)
         if isinstance(node, ast.Assign) and any(BENCHMARK.search(ast.unparse(target)) for target in node.targets)
     )
     return min(sets, key=lambda node: node.lineno, default=None)
@@ -453,7 +454,7 @@ def model_elsewhere(project: Project, module: ProjectModule) -> bool:
     stands in the file."""
     if not LAYERS.search(module.text):
         return True
-    for node in ast.walk(module.tree):
+    for node in walk(module.tree):
         names = [(each.name, 0) for each in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             names = [(node.module or node.names[0].name, node.level)]

@@ -23,7 +23,7 @@ from precisionlint.source.callers import NOTHING, Callers, Shown, shown
 from precisionlint.source.flow import callers as flow_callers
 from precisionlint.source.flow.evidence import Evidence
 from precisionlint.source.flow.words import TEST_PATH
-from precisionlint.source.parsing import UnreadableError
+from precisionlint.source.parsing import UnreadableError, walk
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.reading import Reading, read
 from precisionlint.source.records import Where
@@ -314,7 +314,7 @@ def of_test(hit: Hit, module: ProjectModule) -> bool:
         isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and node.name.startswith("test_")
         and any(node.lineno <= line <= (node.end_lineno or line) for line in lines)
-        for node in ast.walk(module.tree)
+        for node in walk(module.tree)
     )
 
 

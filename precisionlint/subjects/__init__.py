@@ -193,7 +193,7 @@ class File:
 
         Raises: UnreadableError.
         """
-        return list(ast.walk(self.syntax))
+        return parsing.walk(self.syntax)
 
     @cached_property
     def called(self) -> frozenset[str]:

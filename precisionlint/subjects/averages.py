@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from precisionlint.facts import Average
+from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
 from precisionlint.subjects.optimizers import COMMENT, COUNTS
 
@@ -46,7 +47,7 @@ def read(file: File) -> Iterator[Average]:
             continue
         if STEPPING.search(around) and not (isinstance(holder, ast.ClassDef) and MAKES.search(holder.name)):
             continue
-        for each in ast.walk(node):
+        for each in walk(node):
             if isinstance(each, (ast.Call, ast.BinOp)) and _blends(each):
                 yield Average(file.place(each), ())
 

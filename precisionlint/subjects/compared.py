@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from precisionlint.findings import Place
+from precisionlint.source.parsing import walk
 
 COMPUTING = frozenset(
     {
@@ -141,4 +142,4 @@ def _words(call: ast.Call | None) -> set[str]:
     if call is None:
         return set()
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    return {name.id for each in given for name in ast.walk(each) if isinstance(name, ast.Name)}
+    return {name.id for each in given for name in walk(each) if isinstance(name, ast.Name)}

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from precisionlint.events import Event
 from precisionlint.facts import HeldTo, ToNumpy
 from precisionlint.recipes import HALVES
+from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
 from precisionlint.subjects.compared import COMPUTING, MOVING, Comparison, Difference, Tensor, called_by, innermost
 from precisionlint.subjects.names import Names, argument
@@ -132,9 +133,9 @@ class Function:
     def asked(self) -> set[str]:
         """The names on which the function's branches depend in a way that is not followed: a test that asks for its dtype may treat each as
         it must be."""
-        tests = [each.test for each in ast.walk(self.node) if isinstance(each, (ast.If, ast.IfExp))]
+        tests = [each.test for each in walk(self.node) if isinstance(each, (ast.If, ast.IfExp))]
         unknown = [test for test in tests if self.choices.decided(test) is None]
-        return {name.id for test in unknown for name in ast.walk(test) if isinstance(name, ast.Name)}
+        return {name.id for test in unknown for name in walk(test) if isinstance(name, ast.Name)}
 
     def block(self, body: list[ast.stmt]) -> Iterator[Event]:
         for node in body:
@@ -399,7 +400,7 @@ class Function:
 
     def judged(self, node: ast.expr) -> Iterator[Event]:
         """What the calls in an expression say."""
-        for each in ast.walk(node):
+        for each in walk(node):
             if not isinstance(each, ast.Call):
                 continue
             name, function = self.names.of(each.func), each.func

@@ -21,6 +21,7 @@ from precisionlint.events import Event
 from precisionlint.facts import HalfParams, HalfSum, RoundedProduct
 from precisionlint.findings import Place
 from precisionlint.recipes import HALVES
+from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
 from precisionlint.subjects.jax_sums import TREE_MAPS, added_to, is_at, named, parts_of
 from precisionlint.subjects.names import Names, argument
@@ -144,9 +145,7 @@ class Scope:
         arguments = node.args
         for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
             self.held.pop(each.arg, None)
-        self.inner = {
-            each.name: each for each in ast.walk(node) if isinstance(each, ast.FunctionDef) and each is not node
-        }
+        self.inner = {each.name: each for each in walk(node) if isinstance(each, ast.FunctionDef) and each is not node}
         yield from self.block(node.body)
 
     def block(self, body: list[ast.stmt]) -> Iterator[Event]:
@@ -281,7 +280,7 @@ class Scope:
         elif isinstance(function, ast.Name) and function.id in self.program.functions:
             returned = [
                 n
-                for n in ast.walk(self.program.functions[function.id])
+                for n in walk(self.program.functions[function.id])
                 if isinstance(n, ast.Return) and n.value is not None
             ]
             body = returned[0].value if returned else None
@@ -317,7 +316,7 @@ class Scope:
         return times >= FEW
 
     def expression(self, node: ast.expr) -> Iterator[Event]:
-        for each in ast.walk(node):
+        for each in walk(node):
             if isinstance(each, ast.Call):
                 yield from self.call(each)
 
@@ -397,7 +396,7 @@ class Scope:
         for name, shape in zip(blocks, [*outs, *scratches], strict=True):
             block = shape if isinstance(shape, ast.Call) else None
             dtype = self.program.half(argument(block, "dtype", 1)) if block is not None else ""
-            for node in ast.walk(function) if dtype else ():
+            for node in walk(function) if dtype else ():
                 if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and named(node.target) == name:
                     yield HalfSum(
                         self.program.file.place(node), (), "kernel", name, dtype, self.program.file.place(block or call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from precisionlint.source.parsing import walk
 from precisionlint.subjects.names import Names
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -22,7 +23,7 @@ def added_to(
 ) -> ast.expr | ast.stmt | None:
     """Where a body adds to a part of what it carries and hands the sum on as that part; a state that is worked on further is no sum."""
     returned: list[ast.expr | None] = [function.body] if isinstance(function, ast.Lambda) else []
-    inner = [] if isinstance(function, ast.Lambda) else list(ast.walk(function))
+    inner = [] if isinstance(function, ast.Lambda) else walk(function)
     returned += [node.value for node in inner if isinstance(node, ast.Return)]
     for value in returned:
         if scan:
@@ -87,7 +88,7 @@ def named(node: ast.expr) -> str:
 
 def parts_of(function: Function, parameter: str) -> list[str]:
     """The names of the parts of what a body carries: the parameter itself, or what it is taken apart into."""
-    for node in ast.walk(function):
+    for node in walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == parameter:
             target = node.targets[0]
             if isinstance(target, ast.Tuple) and all(isinstance(each, ast.Name) for each in target.elts):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from precisionlint.facts import Moment
 from precisionlint.recipes import HALVES
 from precisionlint.source.flow.words import TEST_PATH
+from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
 from precisionlint.subjects.tree import constant
 
@@ -45,7 +46,7 @@ def read(file: File) -> Iterator[Moment]:
             around = DOCUMENTED.sub("", "\n".join(file.lines[outer.lineno - 1 : outer.end_lineno]))
             if not UPDATES.search(text) or CAREFUL.search(around):
                 continue
-            own = [each for each in ast.walk(node) if isinstance(each, (ast.Assign, ast.Call))]
+            own = [each for each in walk(node) if isinstance(each, (ast.Assign, ast.Call))]
             for moment in _kept(file, own, text):
                 if not moment.made or not TEST_PATH.search(file.display):
                     yield moment
@@ -65,7 +66,7 @@ def _kept(file: File, own: list[ast.Assign | ast.Call], text: str) -> Iterator[M
 
 def _is_outer(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a function holds others, each of which is read by itself."""
-    return any(isinstance(each, ast.FunctionDef) for each in ast.walk(function) if each is not function)
+    return any(isinstance(each, ast.FunctionDef) for each in walk(function) if each is not function)
 
 
 def _around(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct, field
 
 from precisionlint.recipes import HALVES
+from precisionlint.source.parsing import walk
 from precisionlint.subjects.names import Names
 
 RUNS = 6
@@ -85,7 +86,7 @@ def runs(names: Names, node: FunctionDef, around: ast.ClassDef | None, constants
         if isinstance(decorator, ast.Call):
             for words, rows in _listed(names, decorator, constants):
                 found += _of_rows(names, words, rows)
-    for loop in ast.walk(node):
+    for loop in walk(node):
         if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name):
             found += _of_rows(names, [loop.target.id], _elements(loop.iter, constants))
     told = {(tuple(run.halves.items()), tuple(map(ast.dump, run.values.values()))): run for run in found}

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from precisionlint.findings import Place
 from precisionlint.recipes import HALVES, UNKNOWN, Recipe, Setting
+from precisionlint.source.parsing import walk
 from precisionlint.subjects import File, deepspeed, megatron
 from precisionlint.subjects.tree import Table, constant, joined, of_python, tables
 
@@ -297,7 +298,7 @@ def _half_of_hook(file: File, hook: ast.expr) -> str:
         return "fp16" if hook.attr == "fp16" and _name(hook.value) == "Compression" else ""
     functions = (each for each in file.nodes if isinstance(each, ast.FunctionDef))
     own = next((each for each in functions if isinstance(hook, ast.Name) and each.name == hook.id), None)
-    calls = [each for each in ast.walk(own) if isinstance(each, ast.Call)] if own is not None else []
+    calls = [each for each in walk(own) if isinstance(each, ast.Call)] if own is not None else []
     if not any(_name(each.func) in COLLECTIVES for each in calls):
         return ""
     casts = {_name(each.func): [constant(value) for value in each.args] for each in calls}
@@ -316,7 +317,7 @@ def _assigned(file: File, value: ast.expr, call: ast.Call) -> list[ast.expr]:
     scope: ast.AST = max(around, key=lambda f: f.lineno) if around else file.syntax
     return [
         node.value
-        for node in ast.walk(scope)
+        for node in walk(scope)
         if isinstance(node, ast.Assign)
         and node.lineno < call.lineno
         and any(isinstance(target, ast.Name) and target.id == value.id for target in node.targets)

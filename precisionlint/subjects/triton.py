@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from precisionlint.events import Event
 from precisionlint.findings import Place
 from precisionlint.kernel_facts import FOLLOWS, FP8, HALVES, Accumulated, Dotted, Reduced, ScaledByAmax, Typed
+from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
 from precisionlint.subjects.triton_launches import NOTHING, Reaching, reaching
 from precisionlint.subjects.triton_values import (
@@ -73,7 +74,7 @@ def read(file: File) -> Iterator[Event]:
     """
     functions = {
         node.name: node
-        for node in ast.walk(file.syntax)
+        for node in walk(file.syntax)
         if isinstance(node, ast.FunctionDef) and any(_jits(each) for each in node.decorator_list)
     }
     if not functions:
@@ -234,14 +235,14 @@ class _Body:
         dtype = replace(before, dtypes=kept).one_of(SUMS)
         if before.pointer or dtype is None:
             return
-        inside = [each for part in ([added] if added is not None else [node]) for each in ast.walk(part)]
+        inside = [each for part in ([added] if added is not None else [node]) for each in walk(part)]
         by_dot = any(isinstance(each, ast.Call) and _api(each) == "dot" for each in inside)
         made = loop.bound.get(name, self.file.place(node))
         self.tell(Accumulated(self.file.place(node), (), name, dtype, made, by_dot))
 
     def branch(self, node: ast.If, scope: dict[str, Value]) -> None:
         self.value(node.test, scope)
-        tested = {each.id for each in ast.walk(node.test) if isinstance(each, ast.Name)}
+        tested = {each.id for each in walk(node.test) if isinstance(each, ast.Name)}
         for name in tested:
             if name in scope and scope[name].amax is not None:
                 scope[name] = replace(scope[name], floored=True)  # the kernel looks at it: it knows of zeros
@@ -457,7 +458,7 @@ def _named(statement: ast.stmt) -> str:
 def _lifted(body: Sequence[ast.stmt]) -> Iterator[str]:
     """The variables that are converted to fp32 somewhere: what was summed in half goes on in full."""
     for statement in body:
-        for node in ast.walk(statement):
+        for node in walk(statement):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
                 given = [*node.args, *(each.value for each in node.keywords)]
                 if isinstance(node.func.value, ast.Name) and any(_last(each) == "float32" for each in given):
@@ -495,7 +496,7 @@ def _jits(decorator: ast.expr) -> bool:
 
 
 def _called(node: ast.FunctionDef) -> Iterator[str]:
-    for each in ast.walk(node):
+    for each in walk(node):
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Name):
             yield each.func.id
 

@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from precisionlint.kernel_facts import FOLLOWS, Typed
+from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
 
 DTYPES = {
@@ -106,20 +107,20 @@ class _Flow:
         self.launched: set[str] = set()
         groups = {
             method: saved
-            for node in ast.walk(file.syntax)
+            for node in walk(file.syntax)
             if isinstance(node, ast.ClassDef)
             for saved in [_Saved()]
             for method in node.body
         }
         self.bodies = [
             _Function(node, groups.get(node, _Saved()))
-            for node in ast.walk(file.syntax)
+            for node in walk(file.syntax)
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node not in kernels.values()
         ]
         self.functions = {each.node.name: each for each in self.bodies if each.node not in groups}
         self.outside = _Function(ast.FunctionDef("", NO_ARGUMENTS, [], []), _Saved())
         self.at = self.outside
-        for node in ast.walk(file.syntax):
+        for node in walk(file.syntax):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions:
                 self.functions[node.func.id].called = True
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from precisionlint.facts import EnclosedBackward, UnsavedScaler
+from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
 
 ENGINE = re.compile(r"accelerator|fabric", re.I)
@@ -94,7 +95,7 @@ def enclosed(body: list[ast.stmt]) -> Iterator[ast.Call]:
 
 def saves(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.Call]:
     """The calls of ``torch.save`` in a function that write an optimizer's state, the first for each name by which it is written."""
-    nodes = list(ast.walk(function))
+    nodes = walk(function)
     holding = {
         target.id
         for node in nodes
@@ -120,5 +121,5 @@ def holds(value: ast.expr) -> bool:
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "state_dict"
         and OPTIMIZER.search(ast.unparse(node.func.value)) is not None
-        for node in ast.walk(value)
+        for node in walk(value)
     )

@@ -25,6 +25,7 @@ from precisionlint.source.effects.copies import write_parameters, written_with
 from precisionlint.source.effects.unread import call_unknown, emit_clip, read_grads
 from precisionlint.source.evaluate import element_of
 from precisionlint.source.objects import dtype_of, model_weights
+from precisionlint.source.parsing import walk
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     FALSE,
@@ -96,7 +97,7 @@ def scale_grads(it: Interpreter, state: State, at: Any, grads: Tensors, flow: Fl
 
 def is_alone(it: Interpreter, state: State, at: Any) -> bool:
     """Whether the list that a gradient's parameter is taken from holds no other: something stores there what a function returns as ``[one]``."""
-    lists = [node.value for node in ast.walk(at) if isinstance(node, ast.Subscript)] if isinstance(at, ast.AST) else []
+    lists = [node.value for node in walk(at) if isinstance(node, ast.Subscript)] if isinstance(at, ast.AST) else []
     names = {each.attr for each in lists if isinstance(each, ast.Attribute)}
     if not names:
         return False
@@ -107,14 +108,14 @@ def is_alone(it: Interpreter, state: State, at: Any) -> bool:
         and isinstance(node.value.func, ast.Name)
         and any(isinstance(target, ast.Attribute) and target.attr in names for target in node.targets)
         and returns_one(it, module, node.value.func.id)
-        for node in ast.walk(module.tree)
+        for node in walk(module.tree)
     )
 
 
 def returns_one(it: Interpreter, module: ProjectModule, name: str) -> bool:
     """Whether a function of the project returns a list of one."""
     tree, own = module.tree, name
-    for node in ast.walk(module.tree):
+    for node in walk(module.tree):
         if isinstance(node, ast.ImportFrom):
             for each in node.names:
                 if name == (each.asname or each.name):
@@ -123,7 +124,7 @@ def returns_one(it: Interpreter, module: ProjectModule, name: str) -> bool:
                     if other is not None:
                         tree, own = other.tree, each.name
     made = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == own]
-    given = [node.value for each in made for node in ast.walk(each) if isinstance(node, ast.Return)]
+    given = [node.value for each in made for node in walk(each) if isinstance(node, ast.Return)]
     return bool(given) and all(
         isinstance(value, ast.List) and len(value.elts) == 1 and not isinstance(value.elts[0], ast.Starred)
         for value in given

@@ -20,6 +20,7 @@ from precisionlint.source.effects.common import (
     when,
 )
 from precisionlint.source.objects import model_weights, name_of, named, weights_of
+from precisionlint.source.parsing import walk
 from precisionlint.source.state import State, reachable
 from precisionlint.source.values import (
     NONE,
@@ -183,7 +184,7 @@ def only_normalises(it: Interpreter, state: State, call: Any) -> bool:
     function = it.frames[state.frame].function
     if function is None:
         return False
-    nodes = list(ast.walk(function.node))
+    nodes = walk(function.node)
     names = {
         target.id
         for node in nodes
@@ -191,14 +192,14 @@ def only_normalises(it: Interpreter, state: State, call: Any) -> bool:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    tested = {id(inner) for node in nodes if isinstance(node, (ast.If, ast.IfExp)) for inner in ast.walk(node.test)}
+    tested = {id(inner) for node in nodes if isinstance(node, (ast.If, ast.IfExp)) for inner in walk(node.test)}
     divides = {
         id(inner)
         for node in nodes
         if isinstance(node, ast.BinOp)
         and isinstance(node.op, ast.Div)
-        and any(isinstance(each, ast.Attribute) and each.attr == "grad" for each in ast.walk(node.left))
-        for inner in ast.walk(node.right)
+        and any(isinstance(each, ast.Attribute) and each.attr == "grad" for each in walk(node.left))
+        for inner in walk(node.right)
     }
     read = {
         id(node) for node in nodes if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load)

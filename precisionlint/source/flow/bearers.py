@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from precisionlint.source.parsing import UnreadableError
+from precisionlint.source.parsing import UnreadableError, walk
 from precisionlint.source.project import Project
 
 FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
@@ -159,7 +159,7 @@ class Following:
             return any(given)
         if spot.around:
             return self.name(name, spot.outer)
-        if any(isinstance(each, Definition) and each.name == name for each in ast.walk(tree)):
+        if any(isinstance(each, Definition) and each.name == name for each in walk(tree)):
             return self.file(spot.path)
         target = self.imported(name, spot)
         return target is None or (isinstance(target, Path) and self.file(target))
@@ -167,7 +167,7 @@ class Following:
     def imported(self, name: str, spot: Spot) -> Path | str | None:
         """The file that a name is imported from, the name of an outside library, or None for what is not imported."""
         tree = self.bearers.tree(spot.path)
-        for node in ast.walk(tree) if tree is not None else ():
+        for node in walk(tree) if tree is not None else ():
             if not isinstance(node, (ast.Import, ast.ImportFrom)):
                 continue
             for alias in node.names:
@@ -306,7 +306,7 @@ def bindings(statement: ast.stmt, name: str) -> Iterator[ast.expr]:
             targets, value = [node.optional_vars], node.context_expr
         else:
             continue
-        names = (each for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
+        names = (each for target in targets for each in walk(target) if isinstance(each, ast.Name))
         if any(each.id == name and isinstance(each.ctx, ast.Store) for each in names):
             yield value
 
@@ -319,7 +319,7 @@ def attributes_set(tree: ast.Module, name: str) -> Iterator[tuple[ast.expr, tupl
         inside = (node, *around) if isinstance(node, Definition) else around
         todo.extend((child, inside) for child in ast.iter_child_nodes(node))
         if isinstance(node, ast.Assign):
-            targets = [each for target in node.targets for each in ast.walk(target)]
+            targets = [each for target in node.targets for each in walk(target)]
         elif isinstance(node, ast.AnnAssign):
             targets = [node.target]
         else:

@@ -16,7 +16,7 @@ from precisionlint.checks import Hit, Judge
 from precisionlint.findings import Place
 from precisionlint.source.callers import MOST
 from precisionlint.source.flow.reading import Flow
-from precisionlint.source.parsing import UnreadableError
+from precisionlint.source.parsing import UnreadableError, walk
 from precisionlint.source.project import Project
 from precisionlint.subjects import File
 
@@ -123,4 +123,4 @@ def leading_to(tree: ast.Module, name: str) -> set[str] | None:
 
 def words(node: ast.AST) -> set[str]:
     """The names that stand in a statement."""
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return {each.id for each in walk(node) if isinstance(each, ast.Name)}

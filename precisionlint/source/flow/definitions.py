@@ -22,6 +22,7 @@ from precisionlint.source.op_bodies import (
     loads_cast,
     settles,
 )
+from precisionlint.source.parsing import walk
 from precisionlint.valueflow import Defined
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def asked(node: ast.AST, what: frozenset[str]) -> set[str]:
     """The variables of which a body asks an attribute or calls a method of those named."""
     return {
         each.value.id
-        for each in ast.walk(node)
+        for each in walk(node)
         if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.attr in what
     }
 
@@ -145,7 +146,7 @@ def saved(node: ast.AST) -> set[str]:
     """The variables that are kept for the backward."""
     return {
         arg.id
-        for call in ast.walk(node)
+        for call in walk(node)
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "save_for_backward"
         for arg in call.args
         if isinstance(arg, ast.Name)
@@ -201,7 +202,7 @@ def helpers(frame: Frame, node: FunctionDef, cls: Class | None) -> Iterator[Func
     todo = [node]
     seen = [node]
     while todo and len(seen) <= HELPERS:
-        for call in ast.walk(todo.pop()):
+        for call in walk(todo.pop()):
             called = definition(frame, call.func, cls) if isinstance(call, ast.Call) else None
             if called is not None and called not in seen:
                 seen.append(called)

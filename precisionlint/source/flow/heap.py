@@ -12,6 +12,7 @@ from msgspec import Struct, field
 
 from precisionlint.findings import Place
 from precisionlint.source.apis import USUAL
+from precisionlint.source.parsing import walk
 from precisionlint.valueflow import BOOL, INTEGERS, WEIGHTS, Value
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def made(statement: ast.stmt) -> Iterator[str]:
             yield statement.name
         case ast.Assign():
             for target in statement.targets:
-                yield from (node.id for node in ast.walk(target) if isinstance(node, ast.Name))
+                yield from (node.id for node in walk(target) if isinstance(node, ast.Name))
         case ast.AnnAssign(target=ast.Name(name)):
             yield name
         case ast.Import() | ast.ImportFrom():

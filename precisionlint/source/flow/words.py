@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from precisionlint.source.parsing import walk
 from precisionlint.valueflow import BOOL, INT64, NUMBER, UNKNOWN, Dtypes, Value
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def calls(function: ast.AST, name: str) -> bool:
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == name
         and ast_name(node.func.value) == "self"
-        for node in ast.walk(function)
+        for node in walk(function)
     )
 
 
@@ -145,8 +146,7 @@ WIDE_GRADIENT = re.compile(
 def wants_wide_gradients(function: ast.AST) -> bool:
     """Whether a function raises where gradients are not fp32."""
     return any(
-        isinstance(node, ast.Assert) and WIDE_GRADIENT.search(ast.unparse(node)) is not None
-        for node in ast.walk(function)
+        isinstance(node, ast.Assert) and WIDE_GRADIENT.search(ast.unparse(node)) is not None for node in walk(function)
     )
 
 
@@ -159,7 +159,7 @@ class Asked(Struct, frozen=True):
 
 
 def words_of(test: ast.expr) -> Asked:
-    nodes = [node for node in ast.walk(test) if isinstance(node, (ast.Name, ast.Attribute))]
+    nodes = [node for node in walk(test) if isinstance(node, (ast.Name, ast.Attribute))]
     holders = [node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr == "dtype"]
     dtypes_of = [
         ast.unparse(node)
@@ -202,4 +202,4 @@ def lacks(handler: ast.expr | None) -> bool:
 
 def runs(body: list[ast.stmt]) -> bool:
     """Whether statements hold a loop or a region."""
-    return any(isinstance(inner, ast.For | ast.While | ast.With) for statement in body for inner in ast.walk(statement))
+    return any(isinstance(inner, ast.For | ast.While | ast.With) for statement in body for inner in walk(statement))
