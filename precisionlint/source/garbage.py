@@ -11,6 +11,7 @@ from precisionlint.source.state import State, differing
 from precisionlint.source.values import (
     Class,
     Cond,
+    External,
     Func,
     Manager,
     Many,
@@ -109,12 +110,12 @@ class Collector:
 
 
 def drop(state: State, live: set[Any]) -> None:
-    """Drops what is not alive."""
+    """Drops what is not alive. What is set in an outside package (a default dtype) holds for whoever asks."""
     heap = state.heap
     dead = [
         o
         for o in heap
-        if o not in live and not (isinstance(o, Sym) and askable(o, live, 0)) and not isinstance(o, Class)
+        if o not in live and not (isinstance(o, Sym) and askable(o, live, 0)) and not isinstance(o, (Class, External))
     ]
     for obj in dead:
         del heap[obj]
