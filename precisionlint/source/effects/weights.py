@@ -231,6 +231,8 @@ def take(it: Interpreter, state: State, instr: p.Call, receiver: Value, dtype: s
         it.emit(state, Cast(where, when(state), receiver, dtype))
         if not isinstance(receiver, Sym):
             return receiver
+        if dtype in ("float32", "float64"):
+            it.cast_at.pop(receiver, None)  # a model goes back where it stands
         made = cast_value(it, receiver, dtype)
         it.cast_at.setdefault(made, (where, how))
         return made
