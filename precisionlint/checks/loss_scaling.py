@@ -30,6 +30,7 @@ from precisionlint.events import (
     covers,
     overlap,
 )
+from precisionlint.facts import HalfModel
 from precisionlint.findings import Confidence
 
 ALWAYS_BITES = "the threshold meets a norm 65536 times too large (the scale's default), so it always bites"
@@ -418,8 +419,19 @@ def backward_after_unscale(ledger: Ledger, event: Step) -> Iterator[Any]:
             )
 
 
-@FAMILY.rule("scaler-with-half-weights", Grads, Step)
-def scaler_with_half_weights(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
+@FAMILY.rule("scaler-with-half-weights", Grads, Step, HalfModel)
+def scaler_with_half_weights(ledger: Ledger, event: Grads | Step | HalfModel) -> Iterator[Any]:
+    if isinstance(event, HalfModel):
+        if event.scaled:
+            yield Hit(
+                "scaler-with-half-weights",
+                event.at,
+                f"'{event.name}' can be fp16 from here on, {event.optimizer} takes its parameters, and a GradScaler steps in this file: where it is "
+                "enabled, it raises 'Attempting to unscale FP16 gradients'; keep the weights in fp32 and let autocast cast them",
+                (Seen(event.taken, f"{event.optimizer} takes its parameters"),),
+                confidence="possible",
+            )
+        return
     engine = event.engine if isinstance(event, Step) else None
     scaler = event.via if isinstance(event, Step) else event.scaler
     if (scaler is None and engine is None) or event.optimizer is None:

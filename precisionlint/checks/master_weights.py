@@ -32,7 +32,7 @@ from precisionlint.events import (
     moved,
     overlap,
 )
-from precisionlint.facts import Average, Moment
+from precisionlint.facts import Average, HalfModel, Moment
 from precisionlint.findings import Severity
 from precisionlint.recipes import UNKNOWN, Recipe
 from precisionlint.records import Record
@@ -215,8 +215,13 @@ def severity_at(lr: float | None) -> Severity:
     return "warning" if lr is not None and lr >= SMALL_RATE else "error"
 
 
-@FAMILY.rule("bf16-only-weights", Step, Driven, Trains, Recipe, Owns, WeightsTake)
-def bf16_only_weights(storage: Storage, event: Step | Driven | Trains | Recipe | Owns | WeightsTake) -> Iterator[Any]:
+@FAMILY.rule("bf16-only-weights", Step, Driven, Trains, Recipe, Owns, WeightsTake, HalfModel)
+def bf16_only_weights(
+    storage: Storage, event: Step | Driven | Trains | Recipe | Owns | WeightsTake | HalfModel
+) -> Iterator[Any]:
+    if isinstance(event, HalfModel):
+        yield _written_half(event)
+        return
     if isinstance(event, Recipe):
         yield from _half_weights_configured(event)
         return
@@ -414,6 +419,18 @@ def masters_lost_in_checkpoint(storage: Storage, event: Checkpoint) -> Iterator[
             trace,
             once=event.optimizers[0],
         )
+
+
+def _written_half(model: HalfModel) -> Hit:
+    """What the file says, whichever way leads there."""
+    return Hit(
+        "bf16-only-weights",
+        model.at,
+        f"'{model.name}' is {model.dtype} from here on, and {model.optimizer} takes its parameters: unless something else keeps fp32 copies of "
+        f"them, an update smaller than half a {model.dtype} step rounds to nothing; keep the weights in fp32 and use autocast",
+        (Seen(model.taken, f"{model.optimizer} takes its parameters"),),
+        confidence="possible",
+    )
 
 
 HANDED = "an optimizer takes a model that its function is handed"

@@ -145,6 +145,9 @@ NAMED_AVERAGES = (
     b"decay",
 )
 
+TRAINED = (b"Adam", b"SGD(", b"Lion", b"RMSprop", b"Adagrad", b"Adadelta", b"Adafactor", b"optimizer_cl", b"opt_cl")
+"""Optimizers that keep no fp32 copy of what they are given."""
+
 KERNELS = (b".dot(", b".sum(", b".cumsum(", b".zeros(", b".full(", b".fma(", b".max(", b".atomic_add(")
 """What a Triton kernel calls of which anything can be said."""
 
@@ -156,6 +159,11 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("precisionlint.subjects.half_values", (".py",), (NAMED_HALF, (b"torch",), TAKEN)),
     Subject("precisionlint.subjects.python_settings", (".py",), ((*HALF, b"MixedPrecision"), WRITTEN)),
     Subject("precisionlint.subjects.written", (".py",), ((b"torch",), (b"backward(",), (b"autocast(", b"GradScaler("))),
+    Subject(
+        "precisionlint.subjects.half_models",
+        (".py",),
+        ((b"torch",), NAMED_HALF, TRAINED, (b"param",), (b"backward(", b".step(")),
+    ),
     Subject("precisionlint.subjects.optimizers", (".py",), ((b"torch",), MOMENTS)),
     Subject(
         "precisionlint.subjects.averages",

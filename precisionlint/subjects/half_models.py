@@ -1,0 +1,263 @@
+"""Models that stand in a file as half, and an optimizer over their parameters in the same file, whichever way the program runs.
+
+Read as they are written, by names: a cast or a load of ``model`` before ``AdamW(model.parameters())`` in one function, or of ``self.model``
+anywhere in a class. Paths are not followed: what the timeline shows of the same line is surer. Silent where the model is frozen, adapted
+or goes back to fp32, and where the file speaks of what keeps fp32 copies.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from precisionlint.facts import HalfModel
+from precisionlint.recipes import HALVES
+from precisionlint.source.flow.words import TEST_PATH
+from precisionlint.subjects import File
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+OPTIMIZER = re.compile(
+    r"^(?:\w*Adam\w*|SGD|Lion\w*|RMSprop|Adagrad|Adadelta|Adafactor|optim(?:izer)?_(?:cls|class)|opt_(?:cls|class))$"
+)
+MADE_FOR_HALF = re.compile(r"BF16|Bf16|CPU|Half|Distributed")
+"""Optimizers that are made for half weights."""
+MASTERS = re.compile(
+    r"(?i:master_?(?:param|weight|cop|grad|model)|(?:fp32|float)_?master|masters\b|kahan|stochastic|compensat)|param\w*_fp32|fp32_param"
+    r"|FP16_?(?:Optimizer|Module)|(?:amp|deepspeed)\.initialize\(|AnyPrecision|network_to_half"
+)
+"""What keeps fp32 copies of half weights, or makes up for their rounding."""
+ASIDE = re.compile(r"valid|infer|sampl|save|export|eval|generat|convert|bench|test|predict|demo", re.I)
+"""Functions that train nothing."""
+QUANTISED = re.compile(r"^(?:load_in_\dbit|quantization_config)$")
+LOADS = ("from_pretrained", "from_config")
+DTYPES = ("torch_dtype", "dtype")
+WIDE = re.compile(r"float32|\bfloat\(\)|double")
+WRAPS = re.compile(r"^(?:DDP|FSDP|FullyShardedDataParallel|(?:Distributed)?DataParallel\w*|compile)$")
+ADAPTS = re.compile(r"peft|lora|adapter|kbit|freeze|frozen", re.I)
+PARAMETERS = re.compile(r"^(?:named_|trainable_|get_)?param(?:eter)?s(?:_\w+)?$")
+OF_PARAMETERS = re.compile(r"param|group|optim|trainable", re.I)
+"""What a function is called that chooses the parameters of a model."""
+DEPTH = 3
+
+
+class Made(Struct, frozen=True):
+    """A model that is half: its name, in which, and where that is asked for."""
+
+    name: str
+    dtypes: frozenset[str]
+    at: ast.expr
+
+
+def read(file: File) -> Iterator[HalfModel]:
+    """The half models of a file that an optimizer takes."""
+    if TEST_PATH.search(file.display) or MASTERS.search(file.text):
+        return
+    scales = "GradScaler(" in file.text and re.search(r"scaler\w*\.(?:step|unscale_)\(", file.text) is not None
+    functions = [node for node in file.nodes if isinstance(node, FUNCTIONS) and not ASIDE.search(node.name)]
+    classes = [node for node in file.nodes if isinstance(node, ast.ClassDef)]
+    top: list[ast.stmt] = [node for node in file.syntax.body if not isinstance(node, (*FUNCTIONS, ast.ClassDef))]
+    scopes: list[tuple[Sequence[ast.stmt], bool]] = [(top, False)]
+    scopes += [([function], False) for function in functions]
+    scopes += [([method for method in owner.body if method in functions], True) for owner in classes]
+    told: set[ast.expr] = set()
+    for body, of_class in scopes:
+        for made, taken in Scope(body, top, of_class).trained():
+            if made.at not in told:
+                told.add(made.at)
+                dtype = min(made.dtypes) if len(made.dtypes) == 1 else "half"
+                scaled = scales and "fp16" in made.dtypes
+                yield HalfModel(file.place(made.at), (), made.name, dtype, last(taken.func), file.place(taken), scaled)
+
+
+class Scope:
+    """The statements of one function with the functions in it, of the module, or of the methods of a class: in these only what belongs to
+    ``self`` has one name in all of them."""
+
+    def __init__(self, body: Sequence[ast.stmt], top: Sequence[ast.stmt], of_class: bool) -> None:
+        nodes = [node for each in body for node in ast.walk(each)]
+        self.nodes = sorted(nodes, key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
+        self.of_class = of_class
+        self.values: dict[str, list[ast.expr]] = {}
+        for node in [*self.nodes, *(top if body is not top else ())]:
+            for name, value in bound(node):
+                if name:
+                    self.values.setdefault(name, []).append(value)
+
+    def trained(self) -> Iterator[tuple[Made, ast.Call]]:
+        """Half models with the optimizer that takes them."""
+        optimizers = [node for node in self.nodes if isinstance(node, ast.Call) and is_optimizer(node)]
+        for made in self.halves() if optimizers else ():
+            names = self.called(made.name)
+            for call in optimizers:
+                later = self.of_class or call.lineno > made.at.lineno
+                if later and any(self.takes(call, name) for name in names):
+                    if not any(self.spared(name, made.at.lineno) for name in names):
+                        yield made, call
+                    break
+
+    def halves(self) -> Iterator[Made]:
+        for node in self.nodes:
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                name, value = receiver(node.value), node.value
+            elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.value, ast.Call):
+                name, value = spelled(node.targets[0]), node.value
+            else:
+                continue
+            at, dtypes = self.cast(value)
+            if at is not None and dtypes and name and name.startswith("self.") is self.of_class:
+                yield Made(name, dtypes, at)
+
+    def cast(self, node: ast.expr) -> tuple[ast.expr | None, frozenset[str]]:
+        """What a chain of calls leaves a model in: the last cast decides."""
+        while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            op = node.func.attr
+            if op in ("float", "double", "requires_grad_", "parameters", "state_dict", "eval"):
+                break
+            if op in ("half", "bfloat16") and not node.args:
+                return node, frozenset({"fp16" if op == "half" else "bf16"})
+            if op in ("to", "type"):
+                given = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "dtype")]
+                dtypes = frozenset(each for value in given for each in self.dtypes(value))
+                if dtypes or any(WIDE.search(ast.unparse(value)) for value in given):
+                    return node, dtypes
+            if op in LOADS:
+                return self.loaded(node)
+            node = node.func.value
+        return None, frozenset()
+
+    def loaded(self, call: ast.Call) -> tuple[ast.expr | None, frozenset[str]]:
+        """``AutoModel.from_pretrained(name, torch_dtype=dtype)``, or with its keywords in a dict."""
+        if any(QUANTISED.search(keyword.arg or "") for keyword in call.keywords):
+            return None, frozenset()
+        for keyword in call.keywords:
+            if keyword.arg in DTYPES:
+                return keyword.value, self.dtypes(keyword.value) or written(keyword.value)
+            for table in self.values.get(spelled(keyword.value), []) if keyword.arg is None else ():
+                for key, value in entries(table):
+                    if key in DTYPES and (dtypes := self.dtypes(value) or written(value)):
+                        return call, dtypes
+        return None, frozenset()
+
+    def dtypes(self, node: ast.expr, depth: int = 0) -> frozenset[str]:
+        """The half dtypes that an expression can be."""
+        if isinstance(node, ast.IfExp):
+            return self.dtypes(node.body, depth) | self.dtypes(node.orelse, depth)
+        if isinstance(node, ast.Subscript):
+            tables = [node.value, *self.values.get(spelled(node.value), [])]
+            return frozenset(d for table in tables for _, value in entries(table) for d in self.dtypes(value, DEPTH))
+        name = spelled(node)
+        if name.startswith("torch."):
+            return frozenset({HALVES[name]}) if name in HALVES else frozenset()
+        held = self.values.get(name, []) if depth < DEPTH else []
+        return frozenset(dtype for each in held for dtype in self.dtypes(each, depth + 1))
+
+    def called(self, name: str) -> list[str]:
+        """A model's name, and those of what only wraps it."""
+        names = [name]
+        for other, values in self.values.items():
+            for value in values:
+                wrapped = value.args[0] if isinstance(value, ast.Call) and value.args else None
+                if wrapped is not None and spelled(wrapped) == name and WRAPS.search(last(value.func)):  # type: ignore[attr-defined]
+                    names.append(other)
+        return names
+
+    def takes(self, call: ast.Call, name: str) -> bool:
+        """Whether an optimizer is given parameters of the model."""
+        given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg in ("params", None))]
+        return any(self.mentions(each, name) for each in given)
+
+    def mentions(self, node: ast.expr, name: str, depth: int = 0) -> bool:
+        for each in ast.walk(node):
+            if isinstance(each, ast.Call):
+                of = spelled(each.func.value) if isinstance(each.func, ast.Attribute) else ""
+                if PARAMETERS.search(last(each.func)) and (of == name or of.startswith(f"{name}.")):
+                    return True
+                if OF_PARAMETERS.search(last(each.func)) and name in map(spelled, each.args):
+                    return True
+            elif isinstance(each, (ast.Name, ast.Attribute)) and depth < DEPTH:
+                values = self.values.get(spelled(each), []) if spelled(each) != name else []
+                if any(self.mentions(value, name, depth + 1) for value in values if value is not node):
+                    return True
+        return False
+
+    def spared(self, name: str, line: int) -> bool:
+        """Whether a model is frozen, is adapted, or goes back to fp32 after a line."""
+        for node in self.nodes:
+            if isinstance(node, ast.Call):
+                text = ast.unparse(node)
+                if ADAPTS.search(ast.unparse(node.func)) and (
+                    name in map(spelled, node.args) or receiver(node) == name
+                ):
+                    return True
+                if receiver(node) == name and (
+                    "requires_grad_(False)" in text or (node.lineno > line and WIDE.search(text.removeprefix(name)))
+                ):
+                    return True
+            elif isinstance(node, ast.For) and self.mentions(node.iter, name, DEPTH):
+                body = "\n".join(map(ast.unparse, node.body))
+                if re.search(r"requires_grad(?:_\(False\)| = False)|\.data = .*(?:float\(\)|float32)", body):
+                    return True
+        return False
+
+
+def bound(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """What a statement gives names to: an assignment, or an addition to a list."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                yield from ((spelled(t), v) for t, v in zip(target.elts, node.value.elts, strict=False))
+            else:
+                yield spelled(target), node.value
+    elif isinstance(node, (ast.AnnAssign, ast.AugAssign)) and node.value is not None:
+        yield spelled(node.target), node.value
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "extend"):
+        yield from ((spelled(node.func.value), value) for value in node.args)
+
+
+def entries(table: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """The entries of a dict that is written out."""
+    if isinstance(table, ast.Dict):
+        for key, value in zip(table.keys, table.values, strict=True):
+            yield (str(key.value) if isinstance(key, ast.Constant) else ""), value
+    elif isinstance(table, ast.Call) and last(table.func) == "dict":
+        yield from ((keyword.arg or "", keyword.value) for keyword in table.keywords)
+
+
+def is_optimizer(call: ast.Call) -> bool:
+    name = last(call.func)
+    given = {keyword.arg for keyword in call.keywords}
+    return (
+        bool(OPTIMIZER.search(name) and (call.args or given))
+        and not MADE_FOR_HALF.search(name)
+        and not given & {"master_weights", "use_master_weights"}
+    )
+
+
+def written(node: ast.expr) -> frozenset[str]:
+    """A half dtype that is written as a string."""
+    name = node.value if isinstance(node, ast.Constant) else None
+    return frozenset({HALVES[name]}) if isinstance(name, str) and name in HALVES else frozenset()
+
+
+def receiver(call: ast.expr) -> str:
+    """The name on which a chain of calls of methods is made."""
+    node = call
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    return spelled(node)
+
+
+def spelled(node: ast.expr) -> str:
+    """A name, or attributes of one; "" for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def last(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
