@@ -15,7 +15,6 @@ from typing import Any
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.findings import Confidence, Severity
 from precisionlint.valueflow import (
-    NUMBER,
     RANK,
     UNKNOWN,
     VIEWS,
@@ -213,62 +212,6 @@ def same_base(left: Value, right: Value) -> bool:
     return a.op == b.op == "sub" and same(a.inputs[0], b.inputs[0])
 
 
-AVERAGING = frozenset({"mean", "avg_pool2d", "conv1d", "conv2d", "conv3d"})
-"""What takes a mean of everything, or of what lies near."""
-
-
-def averaged(value: Value) -> Value | None:
-    """What a value is the mean of, or the sum over a number."""
-    if value.op in AVERAGING and value.inputs:
-        return value.inputs[0]
-    if value.op == "div" and len(value.inputs) == 2 and value.inputs[1].dtypes == NUMBER:
-        return next((source.inputs[0] for source in sources(value.inputs[0]) if source.op == "sum"), None)
-    return None
-
-
-def averaged_square(value: Value) -> Value | None:
-    """x, where a value is the mean of x squared."""
-    inner = averaged(value)
-    found = (operand_of_square(source) for source in sources(inner)) if inner is not None else ()
-    return next((operand for operand in found if operand is not None), None)
-
-
-@FAMILY.rule("variance-by-difference", Computed)
-def variance_by_difference(state: None, event: Computed) -> Iterator[Any]:
-    value = event.value
-    if value.op != "sub" or len(value.inputs) != 2 or event.scope.kind == "test":
-        return
-    left, right = value.inputs
-    base = next((operand_of_square(source) for source in sources(right)), None)
-    if base is None:
-        return
-    stop = {"softmax", "matmul", "linear", "layer", "cast"}
-    mean = find(left, lambda v: averaged_square(v) is not None, lambda v: v.op in stop, 40)
-    operand = averaged_square(mean) if mean is not None else None
-    if mean is None or operand is None:
-        return
-
-    def wanted(v: Value) -> bool:
-        inner = averaged(v) if v is not mean else None
-        return inner is not None and same(inner, operand)
-
-    plain = find(base, wanted, lambda v: v.op in stop, 40)
-    how = grade(operand.dtypes, event.scope)
-    if plain is None or how is None:
-        return
-    if how == "likely" and mean.op != "mean":
-        how = "possible"  # the windows of a loss, which many take in fp32
-    yield hit(
-        "variance-by-difference",
-        mean,
-        how,
-        f"variance as E[x^2] - E[x]^2 of {likely_of(operand.dtypes)} in its own dtype: the difference of two rounded numbers (bf16 around 20: 0.0 "
-        "for 0.986); take both in fp32, or the mean of squared differences",
-        (TRAINING, shown_by(plain.dtypes)),  # a mean that was rounded spoils squares in fp32 as well
-        (Seen(plain.at, "the mean"), Seen(mean.at, "the mean of squares"), Seen(value.at, "their difference")),
-    )
-
-
 # -- softmax, exp, log
 
 
@@ -277,7 +220,9 @@ def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
     value, scope = event.value, event.scope
     if not trains(scope) or not value.inputs:
         return
-    if value.op in ("log_softmax", "logsumexp"):
+    if value.op == "index_put":
+        yield from kept_narrower(value, scope)
+    elif value.op in ("log_softmax", "logsumexp"):
         yield from log_stored_in_half(value, scope)
     elif value.op == "log probabilities":
         yield from log_asked_of_others(value, scope)
@@ -321,6 +266,24 @@ def log_asked_of_others(value: Value, scope: Scope) -> Iterator[Any]:
             "10 in bf16; cast the logits to float first"
         )
         yield hit("softmax-in-half", value, "possible", message, (TRAINING, HALF_SHOWN))
+
+
+def kept_narrower(value: Value, scope: Scope) -> Iterator[Any]:
+    """``log_probs[chunk] = …`` into ``hidden.new_zeros(n)``: log-probabilities in the dtype of what they were made of."""
+    if not LOG_PROBABILITY.search(value.name) or len(value.inputs) != 3 or value.inputs[2].op == "constant":
+        return
+    held = value.inputs[0]
+    how = grade(held.dtypes, scope)
+    if how is not None:
+        yield hit(
+            "softmax-in-half",
+            held,
+            "possible",
+            f"log-probabilities are kept in {kept_in(how, held.dtypes)}: bf16 is off by up to 0.06 at values of 10; make room for them with "
+            "dtype=torch.float32",
+            (TRAINING, HALF_SHOWN),
+            (Seen(value.at, "put there"),),
+        )
 
 
 def logsumexp_by_hand(value: Value, total: Value, scope: Scope) -> Iterator[Any]:

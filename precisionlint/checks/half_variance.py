@@ -1,0 +1,106 @@
+"""Arithmetic in half: variances as the difference of two means. The grades are those of ``half_arithmetic``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from precisionlint.checks.base import Automaton, Family, Hit, Seen
+from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, likely_of, operand_of_square, untold
+from precisionlint.valueflow import NUMBER, Computed, Scope, Value, find, named, same, shown_by, sources
+
+FAMILY = Family(Automaton("half-variance", None))
+
+AVERAGING = frozenset({"mean", "avg_pool2d", "conv1d", "conv2d", "conv3d"})
+"""What takes a mean of everything, or of what lies near."""
+STOP = frozenset({"softmax", "matmul", "linear", "layer", "cast"})
+"""What the two means of a variance are not looked for above."""
+
+
+def averaged(value: Value) -> Iterator[tuple[Value, Value | None]]:
+    """(what a value is the mean of, with which weights): the sum over a number, ``(w * x).sum()`` and ``w @ x`` are means as well."""
+    if value.op in AVERAGING and value.inputs:
+        yield value.inputs[0], None
+    elif value.op == "div" and len(value.inputs) == 2 and value.inputs[1].dtypes == NUMBER:
+        yield from ((source.inputs[0], None) for source in sources(value.inputs[0]) if source.op == "sum")
+    elif value.op == "sum" and value.inputs:
+        for product in sources(value.inputs[0]):
+            if product.op == "mul" and len(product.inputs) == 2:
+                yield from (product.inputs, product.inputs[::-1])
+    elif value.op == "matmul" and len(value.inputs) == 2:
+        yield from (value.inputs, value.inputs[::-1])
+
+
+def averaged_square(value: Value) -> tuple[Value, Value | None] | None:
+    """(x, the weights), where a value is the mean of x squared."""
+    for inner, weights in averaged(value):
+        operand = next((x for source in sources(inner) if (x := operand_of_square(source)) is not None), None)
+        if operand is not None:
+            return operand, weights
+    return None
+
+
+@FAMILY.rule("variance-by-difference", Computed)
+def variance_by_difference(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    if value.op != "sub" or len(value.inputs) != 2 or event.scope.kind == "test":
+        return
+    left, right = value.inputs
+    base = next((operand_of_square(source) for source in sources(right)), None)
+    if base is None:
+        return
+    mean = find(left, lambda v: averaged_square(v) is not None, lambda v: v.op in STOP, 40)
+    found = averaged_square(mean) if mean is not None else None
+    if mean is None or found is None:
+        yield from handed_in(value, left, base, event.scope)
+        return
+    operand, weights = found
+
+    def wanted(v: Value) -> bool:
+        return v is not mean and any(same(inner, operand) and alike(weights, by) for inner, by in averaged(v))
+
+    plain = find(base, wanted, lambda v: v.op in STOP, 40)
+    how = grade(operand.dtypes, event.scope)
+    if plain is None or how is None:
+        return
+    if how == "likely" and mean.op != "mean":
+        how = "possible"  # the windows of a loss, or the weights of a pooling, which many take in fp32
+    yield hit(
+        "variance-by-difference",
+        mean,
+        how,
+        by_difference(likely_of(operand.dtypes)),
+        (TRAINING, shown_by(plain.dtypes)),  # a mean that was rounded spoils squares in fp32 as well
+        (Seen(plain.at, "the mean"), Seen(mean.at, "the mean of squares"), Seen(value.at, "their difference")),
+    )
+
+
+def alike(left: Value | None, right: Value | None) -> bool:
+    """Whether two means have the same weights, or both none."""
+    return left is right if left is None or right is None else same(left, right)
+
+
+SQUARED = re.compile(
+    r"(?:^|_)(?:mean|avg|average)_?(?:of_?)?sq(?:r|uare[ds]?)?s?$|(?:^|_)sq(?:r|uare[ds]?)?s?_?(?:mean|avg|average)$"
+)
+"""What a mean of squares is called."""
+MEAN = re.compile(r"(?:^|_)(?:mean|avg|average)$|^mu$")
+
+
+def handed_in(value: Value, left: Value, base: Value, scope: Scope) -> Iterator[Hit]:
+    """``square_mean - mean**2`` of what is handed in, or comes from a function that nobody read: by their names."""
+    if not named(left, SQUARED) or not named(base, MEAN) or scope.enabled is False:
+        return
+    if not untold(value) and grade(value.dtypes, scope) is None:
+        return
+    trace = (Seen(left.at, "the mean of squares"),) if left.at is not None else ()
+    message = by_difference("what is handed in")
+    yield hit("variance-by-difference", value, "possible", message, (TRAINING, shown_by(value.dtypes)), trace)
+
+
+def by_difference(what: str) -> str:
+    return (
+        f"variance as E[x^2] - E[x]^2 of {what} in its own dtype: the difference of two rounded numbers (bf16 around 20: 0.0 "
+        "for 0.986); take both in fp32, or the mean of squared differences"
+    )
