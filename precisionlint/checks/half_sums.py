@@ -10,6 +10,7 @@ from typing import Any
 from precisionlint.checks.base import Automaton, Family, Seen
 from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, kept_in, logits, short, trains, untold
 from precisionlint.checks.half_limits import LOSSES
+from precisionlint.checks.half_totals import totals
 from precisionlint.recipes import HALVES
 from precisionlint.valueflow import (
     NUMBER,
@@ -44,6 +45,7 @@ def half_running_sum(state: None, event: Computed | Called) -> Iterator[Any]:
     yield from narrow_prefixes(event)
     yield from narrow_total(event)
     yield from narrow_products(event)
+    yield from totals(event)
     if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test":
         return
     total, term = value.inputs
@@ -177,7 +179,8 @@ def narrow_metric(event: Computed) -> Iterator[Any]:
     if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test" or scope.enabled is False:
         return
     total, term = value.inputs
-    kept = value.name.startswith("in-place") and (value.name == "in-place state" or carried(value, total))
+    held = value.name == "in-place state" or carried(value, total) or total.op == "index"  # of a list of totals
+    kept = value.name.startswith("in-place") and held
     if not kept or known_half(value.dtypes) or not may_be_half(term.dtypes - NUMBER):
         return
     if scope.function == "update" and value.name == "in-place state":

@@ -1,0 +1,136 @@
+"""Arithmetic in half: sums over all elements of a tensor, whose result is rounded to its dtype, or too large for it. Parts of
+``half-running-sum``; the patterns and the grades are those of ``half_arithmetic``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from precisionlint.checks.base import Seen
+from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, kept_in, untold
+from precisionlint.valueflow import (
+    BOOL,
+    VIEWS,
+    WIDE,
+    Computed,
+    Scope,
+    Shows,
+    Value,
+    find,
+    may_be_half,
+    named,
+    shown_by,
+    sources,
+)
+
+LOSSES = frozenset({"cross_entropy", "nll_loss", "bce_with_logits", "loss", "criterion"})
+"""What a loss is, of one element or of all."""
+LOSS = re.compile(r"^(?:\w+_)?loss(?:es)?$")
+MASK = re.compile(r"(?:^|_)mask$")
+
+
+def totals(event: Computed) -> Iterator[Any]:
+    """The sums of one tensor that a half dtype does not hold."""
+    value, scope = event.value, event.scope
+    if scope.kind == "test" or not value.inputs:
+        return
+    if value.op == "exp":
+        yield from perplexity(value, scope)
+    elif value.op == "sum" and "dtype" in value.options:
+        yield from rounded_terms(value, scope)
+    elif value.op == "sum" and scope.enabled is not False and grade(value.dtypes, scope) is not None:
+        yield from sum_of_losses(value)
+        yield from counted_mask(value)
+
+
+def sum_of_losses(value: Value) -> Iterator[Any]:
+    """``losses.sum() / count``, ``loss.sum()`` of one loss an element: all of them, in their own dtype."""
+    if len(value.inputs) > 1 or "dim" in value.options or "axis" in value.options:
+        return
+    losses = value.inputs[0]
+    given = any(source.op == "input" and LOSS.search(source.name) for source in sources(losses))
+    made = find(losses, lambda v: v.op in LOSSES, lambda v: v.op not in ELEMENTWISE, 24)
+    if given or made is not None:
+        yield hit(
+            "half-running-sum",
+            value,
+            "possible",
+            f"the losses of all elements are summed up in {kept_in('possible', value.dtypes)}: above 65504 that is inf in fp16, and a division "
+            "comes too late; give the sum dtype=torch.float32",
+            (TRAINING, shown_by(value.dtypes)),
+            (Seen(made.at, "the losses"),) if made is not None else (),
+        )
+
+
+ELEMENTWISE = VIEWS | {"mul", "neg", "add", "masked_fill", "where"}
+"""What keeps one loss an element."""
+
+
+def counted_mask(value: Value) -> Iterator[Any]:
+    """``mask.to(logits).sum()``: a count, in the dtype of what is counted."""
+    for cast in sources(value.inputs[0]):
+        if cast.op != "cast" or not cast.inputs:
+            continue
+        if is_mask(cast.inputs[0]):
+            yield hit(
+                "half-running-sum",
+                value,
+                "possible",
+                f"a mask is counted in {kept_in('possible', value.dtypes)}: a count above 256 is rounded in bf16 (fp16: 2048), and above 65504 it "
+                "is inf in fp16; count in fp32, or before the cast",
+                (TRAINING, shown_by(value.dtypes)),
+                (Seen(cast.at, "cast here"),),
+            )
+            return
+
+
+def is_mask(value: Value) -> bool:
+    """Whether a value is boolean, or a mask by its name or by the one that a table has it under."""
+    key = value.inputs[1].constant if value.op == "index" and len(value.inputs) > 1 else None
+    return value.dtypes == BOOL or named(value, MASK) or bool(isinstance(key, str) and MASK.search(key))
+
+
+def rounded_terms(value: Value, scope: Scope) -> Iterator[Any]:
+    """``partial_sums.sum(0, dtype=x.dtype)``: torch casts the terms, not the sum of them."""
+    how = grade(value.dtypes, scope)
+    if how is not None and value.inputs[0].dtypes <= WIDE:
+        yield hit(
+            "half-running-sum",
+            value,
+            "possible",
+            f"terms in fp32 are summed up in {kept_in(how, value.dtypes)}: given a dtype, torch rounds each of them before it adds; sum in fp32 and "
+            "cast the sum",
+            (Shows("half"),),
+        )
+
+
+def perplexity(value: Value, scope: Scope) -> Iterator[Any]:
+    """``torch.exp(torch.stack(losses).mean())`` of losses in the dtype of the logits."""
+    loss = find(value.inputs[0], lambda v: v.op in LOSSES, lambda v: v.op not in AVERAGED, 24)
+    if (
+        loss is None
+        or not loss.inputs
+        or scope.enabled is False
+        or any(map(differs, sources(value.inputs[0], AVERAGED)))
+    ):
+        return
+    if not (may_be_half(loss.dtypes) or (untold(loss) and "dtype" not in loss.options)):
+        return
+    yield hit(
+        "half-running-sum",
+        loss,
+        "possible",
+        f"the exp of a mean of losses in {kept_in('possible', loss.dtypes)}: bf16 has steps of 1/64 above 2, and a perplexity is off by as many "
+        "hundredths; cast the logits to float first",
+        (Shows("half"),),
+        (Seen(value.at, "exp of their mean"),),
+    )
+
+
+AVERAGED = VIEWS | {"mean", "sum", "div", "mul"}
+
+
+def differs(value: Value) -> bool:
+    """Whether a value is no number of nats: a difference of losses, or one that was limited."""
+    return value.op in ("sub", "neg", "clamp", "minimum")
