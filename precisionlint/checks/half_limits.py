@@ -13,6 +13,7 @@ from typing import Any
 from precisionlint.checks.base import Automaton, Family, Seen
 from precisionlint.checks.half_arithmetic import (
     INFERENCE,
+    LOGITS,
     SCALED,
     TRAINING,
     grade,
@@ -200,6 +201,8 @@ def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
     if value.op in BY_HAND:
         yield from loss_by_hand(value, scope)
         return
+    if value.op == "mul":
+        yield from focal_weight(value, scope)
     if value.op not in LOSSES or not value.inputs or not trains(scope):
         return
     given, half = value.inputs[0], known_half(value.inputs[0].dtypes)
@@ -213,7 +216,8 @@ def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
     # What a model gives may be anything, and so is what a criterion from elsewhere does with it.
     told = (half or may_be_half(given.dtypes)) and logits(given)
     free = untold(given) or may_be_half(given.dtypes)
-    if scope.enabled is not False and (told or (value.op != "loss" and free and named(given, OUTPUTS))):
+    called = named(given, OUTPUTS) or (value.op == "cross_entropy" and named(given, LOGITS))
+    if scope.enabled is not False and (told or (value.op != "loss" and free and called)):
         message = of_logits(given)
         if value.op == "loss":
             if not may_be_half(value.dtypes):  # autocast lifts it
@@ -255,6 +259,35 @@ def loss_by_hand(value: Value, scope: Scope) -> Iterator[Any]:
         yield hit("loss-on-half-logits", value, "possible", message, needs, logits_at(predicted))
 
 
+def focal_weight(value: Value, scope: Scope) -> Iterator[Any]:
+    """``(1 - p) ** gamma * loss`` of a sigmoid or softmax: the weight of what is nearly right."""
+    if len(value.inputs) != 2 or scope.enabled is False or not trains(scope):
+        return
+    for weight, loss in (value.inputs, value.inputs[::-1]):
+        if not any(source.op in EACH for source in sources(loss, VIEWS | {"mul", "neg"})):
+            continue
+        power = find(weight, lambda v: v.op in ("pow", "square_pow"), lambda v: v.op in EACH, 12)
+        rest = next((s for s in sources(power.inputs[0]) if s.op == "sub"), None) if power is not None else None
+        if rest is None or number(rest.inputs[0]) != 1.0:
+            continue
+        soft = find(rest.inputs[1], lambda v: v.op in ("sigmoid", "softmax") and bool(v.inputs), limit=24)
+        how = grade(soft.dtypes, scope) if soft is not None else None
+        if soft is None or how is None:
+            continue
+        yield hit(
+            "loss-on-half-logits",
+            soft,
+            "possible",
+            f"1 - p of a {soft.op} in {kept_in(how, soft.dtypes)} weights a loss: bf16 has steps of 1/256 below 1 (fp16: 1/2048), and the weight "
+            "of what is nearly right is off or 0; take it of logits in fp32",
+            (TRAINING, shown_by(soft.dtypes)),
+            (Seen(rest.at, "one minus it"), Seen(value.at, "weights a loss")),
+        )
+        return
+
+
+EACH = frozenset({"bce_with_logits", "cross_entropy", "nll_loss", "bce", "log_softmax", "logsigmoid"})
+"""What a loss of each element is made by."""
 PREFERRED = re.compile(r"chosen|rejected|reward|score")
 """What two answers are called of which one is preferred."""
 
