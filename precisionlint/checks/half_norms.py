@@ -48,6 +48,7 @@ def half_gradient_norm(state: None, event: Computed | Called) -> Iterator[Any]:
         return
     if "dtype" in value.options:
         return
+    yield from norm_of_whole(value, event.scope)
     inner: Value | None = value.inputs[0]
     square: Value | None = None
     if value.op == "sum":
@@ -98,6 +99,29 @@ def half_gradient_norm(state: None, event: Computed | Called) -> Iterator[Any]:
             ),
             "the norm becomes fp32",
         ),
+    )
+
+
+WHOLE = re.compile(r"^(?:w|weights?|params?|parameters?|deltas?|tensors?|updates?)$")
+"""What a function calls a tensor of weights, or any."""
+
+
+def norm_of_whole(value: Value, scope: Scope) -> Iterator[Any]:
+    """``tensor.norm()``, ``weight.abs().sum()``: one number for a whole tensor that is handed in."""
+    if len(value.inputs) > 1 or "dim" in value.options or scope.enabled is False or not may_be_half(value.dtypes):
+        return
+    inner = (
+        value.inputs[0] if value.op == "norm" else next((s for s in sources(value.inputs[0]) if s.op == "abs"), None)
+    )
+    if inner is None or not any(s.op == "input" and WHOLE.search(s.name) for s in sources(inner, VIEWS | {"abs"})):
+        return
+    yield hit(
+        "half-gradient-norm",
+        value,
+        "possible",
+        "the norm of a whole tensor that is handed in is kept in its own dtype: where that is half, fp16 is inf above 65504 and bf16 has steps of "
+        "1/256; give it dtype=torch.float32",
+        (Shows("half"),),
     )
 
 

@@ -120,7 +120,7 @@ def chosen_constant(value: Value, scope: Scope) -> Iterator[Any]:
         picked = value.op == "index_put" and bool(PICKED.search(value.name)) and scope.kind != "test"
         if scores is None and not picked:
             continue
-        free = may_be_half(filled.dtypes) or (picked and untold(filled))
+        free = may_be_half(filled.dtypes) or untold(filled)
         if "float16" not in filled.dtypes and (scope.enabled is False or not free):
             continue
         yield hit(
@@ -207,6 +207,8 @@ def made_scores(value: Value) -> bool:
     """Whether a value is scores: a product, what a layer gives that computes one, or what a function is given under such a name."""
     if value.op == "input":
         return bool(SCORES.search(value.name))
+    if value.op in ("attribute", "unknown"):  # of a function that nobody read
+        return bool(SCORES.search(value.name)) and not MASK.search(value.name)
     return value.op in ("matmul", "linear") or (value.op == "layer" and value.name in HALF_LAYERS)
 
 

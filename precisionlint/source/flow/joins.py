@@ -75,7 +75,7 @@ def unpacked(value: Value, index: int, at: Any, name: str = "") -> Value:
             return Value("constant", (), NUMBER, at, name)
         case "many":
             return value.inputs[0]
-    return Value("index", (value,), value.dtypes, at, value.name)
+    return Value("index", (value,), value.dtypes, at, name or value.name)
 
 
 def element(value: Value, at: Any) -> Value:

@@ -1,0 +1,313 @@
+"""Totals, means and norms that are rounded wherever a library's callers come with half: possible, and nothing of their sound relatives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_possible_half import MARK, hits
+
+HALVES = "HALVES = (torch.float16, torch.bfloat16)\n\n\n"
+
+BROKEN = {
+    "a variance of weighted means": (
+        "variance-by-difference",
+        """
+class Pooling(nn.Module):
+    def forward(self, frames, scores):
+        share = scores.softmax(dim=2)
+        mean = torch.sum(share * frames, dim=2)
+        spread = torch.sum(frames**2 * share, dim=2) - mean**2  # <-
+        return torch.cat([mean, spread.clamp(min=1e-5).sqrt()], dim=1)
+
+
+def transferred(content, style, attention):
+    share = torch.softmax(attention(content, style), dim=-1)
+    mean = torch.bmm(share, style)
+    return torch.bmm(share, style.square()) - mean.square()  # <-
+""",
+    ),
+    "a variance of means that are handed in": (
+        "variance-by-difference",
+        """
+def spread(mean, square_mean):
+    return (square_mean - mean * mean).clamp(min=0)  # <-
+
+
+def merged(parts, world):
+    mean, mean_sq = gathered(parts, world)
+    return mean, mean_sq - mean.pow(2)  # <-
+""",
+    ),
+    "losses of all elements": (
+        "half-running-sum",
+        """
+def reduced(losses, count):
+    return torch.sum(losses) / count  # <-
+
+
+def weighed(output, target, reduction):
+    loss = F.binary_cross_entropy_with_logits(output, target, reduction="none") * target.exp()
+    if reduction == "mean":
+        return loss.mean()
+    return loss.sum()  # <-
+""",
+    ),
+    "masks that are counted after a cast": (
+        "half-running-sum",
+        """
+def pooled(hidden, padding_mask):
+    seen = padding_mask.unsqueeze(-1).to(hidden.dtype)
+    return torch.einsum("btc,btk->bc", hidden, seen) / seen.sum(1)  # <-
+
+
+class Loss(nn.Module):
+    def forward(self, logits, batch):
+        mask = batch["target_mask"].to(logits)
+        return self.each(logits, batch) / torch.sum(mask)  # <-
+""",
+    ),
+    "terms that are rounded before they are summed": (
+        "half-running-sum",
+        """
+def weight_gradient(x, blocks):
+    parts = torch.empty(blocks, x.shape[-1], dtype=torch.float32, device=x.device)
+    fill(parts, x)
+    return torch.sum(parts, dim=0, dtype=x.dtype)  # <-
+
+
+def counted(rows):
+    return torch.zeros(rows, 8, dtype=torch.float32).add(1.0).sum(0, dtype=torch.bfloat16)  # <-
+""",
+    ),
+    "perplexities of losses as they come": (
+        "half-running-sum",
+        """
+@torch.no_grad()
+def perplexity(model, batches):
+    criterion = nn.CrossEntropyLoss()
+    losses = []
+    for batch in batches:
+        logits = model(batch)["logits"]
+        losses.append(criterion(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten()))  # <-
+    return torch.exp(torch.stack(losses).mean())
+
+
+@torch.no_grad()
+def of_one(logits, labels):
+    return F.cross_entropy(logits, labels).exp()  # <-
+""",
+    ),
+    "sums of parts in a list of totals": (
+        "half-running-sum",
+        """
+class Evaluation:
+    @torch.no_grad()
+    def run(self, model, batches, size):
+        totals = [torch.tensor(0.0) for _ in range(8)]
+        for batch in batches:
+            costs = -model(batch)["logits"].log_softmax(-1).gather(-1, batch)  # <-
+            for i, start in enumerate(range(0, batch.shape[1], size)):
+                totals[i] += costs[:, start : start + size].sum()
+        return totals
+""",
+    ),
+    "log-probabilities in rows like the hidden states": (
+        "softmax-in-half",
+        """
+def chunked(hidden, head, labels, size):
+    log_probs = hidden.new_zeros(hidden.shape[0])  # <-
+    for start in range(0, hidden.shape[0], size):
+        rows = slice(start, start + size)
+        log_probs[rows] = chosen(head, hidden[rows].float(), labels[rows]).to(hidden.dtype)
+    return log_probs
+
+
+def likelihoods(hidden, rows, score):
+    token_logps = torch.zeros(len(rows), dtype=hidden.dtype)  # <-
+    for i, row in enumerate(rows):
+        token_logps[i] = score(hidden[row]).float().sum()
+    return token_logps
+""",
+    ),
+    "the weight of a focal loss": (
+        "loss-on-half-logits",
+        """
+def focal(logits, target, gamma):
+    p = logits.sigmoid()  # <-
+    error = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    return ((1 - torch.where(target == 1, p, 1 - p)) ** gamma * error).mean()
+
+
+def weighed(logits, target):
+    p = torch.softmax(logits, dim=-1).gather(-1, target[:, None])[:, 0]  # <-
+    return (F.cross_entropy(logits.float(), target, reduction="none") * (1 - p).pow(2)).mean()
+""",
+    ),
+    "logits that are shifted": (
+        "loss-on-half-logits",
+        """
+class Loss:
+    def __init__(self):
+        self.criterion = nn.CrossEntropyLoss()
+
+    def __call__(self, *given):
+        labels, lm_logits = self.unpacked(given)
+        return self.criterion(lm_logits.flatten(0, 1), labels.flatten())  # <-
+
+
+def next_token(outputs, labels):
+    shift_logits = logits_of(outputs, labels)
+    return F.cross_entropy(shift_logits.flatten(0, 1), labels[..., 1:].flatten())  # <-
+""",
+    ),
+    "scores of a function that nobody read": (
+        "mask-constant-overflow",
+        """
+class Attention(Relation):
+    def attend(self, query, key, hidden):
+        scores = self.attention_scores(query, key)
+        return scores.masked_fill(hidden, -1e9).softmax(-1)  # <-
+
+
+class Margin:
+    def second(self, x, label):
+        gap = self.get_logits(x)
+        gap = gap - gap[:, :1]
+        gap[torch.arange(len(x)), label] = 1e10  # <-
+        return gap.abs().min(1)
+""",
+    ),
+    "norms of whole tensors": (
+        "half-gradient-norm",
+        """
+def rescaled(tensor, mask):
+    kept = tensor * mask
+    return kept * (tensor.norm() / kept.norm().clamp(min=1e-5))  # <-
+
+
+def size(weight):
+    return weight.abs().sum()  # <-
+""",
+    ),
+}
+
+SOUND = {
+    "variances in fp32, and differences of other things": """
+class Pooling(nn.Module):
+    def forward(self, frames, scores):
+        frames, share = frames.float(), scores.float().softmax(dim=2)
+        mean = torch.sum(share * frames, dim=2)
+        return (torch.sum(frames**2 * share, dim=2) - mean**2).clamp(min=1e-5).sqrt()
+
+
+def merged(mean, square_mean):
+    return square_mean.float() - mean.float() ** 2
+
+
+def distance(x, centre, mean):
+    return (x * centre).sum(-1) - mean**2
+""",
+    "variances of other weights": """
+def mixed(x, left, right):
+    return (left * x**2).sum(-1) - (right * x).sum(-1) ** 2
+""",
+    "losses that are summed up in fp32, or along one dimension": """
+def reduced(losses, count):
+    return losses.sum(dtype=torch.float32) / count
+
+
+def per_sample(losses):
+    return losses.sum(dim=1)
+
+
+def weighed(output, target):
+    return F.binary_cross_entropy_with_logits(output.float(), target, reduction="none").sum()
+
+
+def masked(losses, mask):
+    return (losses * mask).sum()
+""",
+    "masks that are counted as they are, and terms that are summed in fp32": """
+def pooled(hidden, padding_mask):
+    count = padding_mask.sum(1, keepdim=True)
+    return torch.einsum("btc,bt->bc", hidden, padding_mask.to(hidden.dtype)) / count
+
+
+def weighed(hidden, padding_mask):
+    seen = padding_mask.to(torch.float32)
+    return seen / seen.sum(1)
+
+
+def weight_gradient(x, blocks):
+    parts = torch.empty(blocks, x.shape[-1], dtype=torch.float32, device=x.device)
+    fill(parts, x)
+    return torch.sum(parts, dim=0).to(x.dtype)
+""",
+    "perplexities of losses in fp32": """
+@torch.no_grad()
+def perplexity(model, batches):
+    losses = [F.cross_entropy(model(batch)["logits"].float().flatten(0, 1), batch.flatten()) for batch in batches]
+    return torch.exp(torch.stack(losses).mean())
+
+
+def focusing(logits, target):
+    error = F.cross_entropy(logits.float(), target, reduction="none")
+    return (1 - torch.exp(-error)) ** 2 * error
+""",
+    "log-probabilities in rows of fp32, and rows of something else": """
+def chunked(hidden, head, labels):
+    log_probs = torch.zeros(hidden.shape[0], dtype=torch.float32)
+    for i, row in enumerate(hidden):
+        log_probs[i] = chosen(head, row.float(), labels[i])
+    return log_probs
+
+
+def gathered(hidden, order):
+    rows = hidden.new_zeros(hidden.shape)
+    rows[order] = hidden.flip(0)
+    return rows
+""",
+    "focal losses in fp32": """
+def focal(logits, target, gamma):
+    logits = logits.float()
+    p = logits.sigmoid()
+    error = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    return ((1 - p) ** gamma * error).mean()
+""",
+    "scores that hold any constant, and masks": """
+def attend(self, query, key, hidden):
+    scores = self.attention_scores(query, key)
+    return scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
+
+
+def widened(relation, query, hidden):
+    attention_mask = relation.mask_of(query)
+    return attention_mask.masked_fill(hidden, -1e9)
+""",
+    "norms in fp32, of rows, and of something else": """
+def rescaled(tensor, mask):
+    return tensor * (tensor.norm(dtype=torch.float32) / (tensor * mask).float().norm().clamp(min=1e-5))
+
+
+def lengths(weight):
+    return weight.norm(dim=1)
+
+
+def energy(signal):
+    return signal.abs().sum()
+""",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_possible_fault_stands_where_it_is_made(tmp_path: Path, name: str) -> None:
+    rule, body = BROKEN[name]
+    text, found = hits(tmp_path, HALVES + body)
+    marked = [number for number, line in enumerate(text.splitlines(), 1) if line.endswith(MARK)]
+    assert sorted({line for line, each in found if each == rule}) == marked
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_nothing_is_said_of_the_sound_relatives(tmp_path: Path, name: str) -> None:
+    assert hits(tmp_path, HALVES + SOUND[name])[1] == []
