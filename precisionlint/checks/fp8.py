@@ -30,7 +30,11 @@ FAMILY = Family(Automaton("fp8", None))
 
 LIMITS = frozenset({448.0, 57344.0, 240.0})
 """The largest values of E4M3, E5M2 and E4M3 FNUZ."""
+LIMIT_OF_FP4 = 6.0
+LIMITS_OF_BLOCKS = frozenset({448.0 * LIMIT_OF_FP4})
+"""The largest value of FP4 in blocks whose scales are E4M3: the scale over them all is this over amax."""
 LIMIT_NAME = re.compile(r"(?:fp8|f8|e4m3|e5m2|float8|quant|q|w_dtype).*max|max_?val|^fp8_max$", re.I)
+LIMIT_OF_FP4_NAME = re.compile(r"(?:fp4|f4|e2m1|float4).*max", re.I)
 E4M3 = frozenset({"float8_e4m3fn"})
 """The format whose casts saturate from torch 2.12 on."""
 E5M2 = frozenset({"float8_e5m2"})
@@ -43,6 +47,12 @@ SCALED = frozenset({"view", "either", "cast", "clamp", "round"})
 """Ops through which scaled values stay what they are, NaN among them."""
 AMAX_NAME = re.compile(r"(?:^|_)(?:amax|abs_?max|max_?abs)$")
 SCALE_NAME = re.compile(r"scale|inv_s|amax")
+NAMES_A_SCALE = re.compile(r"scale|quant|sf\b|_sf_|factor")
+ACTIVATIONS = re.compile(
+    r"x|inp|inputs?|hidden(?:_states?)?|act(?:ivations?)?|q(?:uery)?|k(?:ey)?|v(?:alue)?|dy|dout|grads?|grad_out(?:put)?",
+    re.I,
+)
+"""What a function's argument is called that is no weight."""
 GRADIENT = re.compile(r"backward|grad_?(?:weight|input)|dgrad|wgrad")
 PRODUCT = re.compile(r"scaled|gemm|mm(?:_|$)|matmul|f8f8")
 OUTSIDE_TRAINING = re.compile(r"convert|export|infer|generat")
@@ -54,11 +64,22 @@ SHOWN = frozenset({"view", "either", "cast", "attribute", "stack", "index"})
 def is_limit(value: Value) -> bool:
     """Whether a value is the largest one of a narrow format: a constant, ``finfo(…).max``, or by its name."""
     for source in sources(value):
-        if number(source) in LIMITS:
+        if number(source) in LIMITS or is_limit_of_blocks(source):
             return True
         if source.op == "limit" and source.name == "max" and source.inputs[0].op == "finfo":
             return True
     return named(value, LIMIT_NAME)
+
+
+def is_limit_of_blocks(value: Value) -> bool:
+    """Whether a value is the largest one of numbers whose blocks have scales of a narrow format of their own: the product of two limits."""
+    if value.op != "mul" or len(value.inputs) != 2:
+        return number(value) in LIMITS_OF_BLOCKS
+    return any(
+        (is_limit(one) and (number(other) == LIMIT_OF_FP4 or named(other, LIMIT_OF_FP4_NAME)))
+        or (one.op == other.op == "attribute" and one.name == other.name == "max")
+        for one, other in (value.inputs, value.inputs[::-1])
+    )
 
 
 def replaced(value: Value) -> bool:
@@ -162,7 +183,7 @@ def another_range(value: Value) -> bool:
 
 def scaled_by_zero(value: Value, limit: Callable[[Value], bool]) -> Iterator[Hit]:
     """Values that are divided by, or multiplied with, a scale whose amax may be zero."""
-    if value.op not in ("div", "mul") or len(value.inputs) != 2:
+    if value.op not in ("div", "mul") or len(value.inputs) != 2 or all(map(raw_scale, value.inputs)):  # of two scales
         return
     found = raw_scale(value.inputs[1], limit) or (raw_scale(value.inputs[0], limit) if value.op == "mul" else None)
     if found is None:
@@ -192,12 +213,17 @@ def scaled_in_kernel(event: ScaledByAmax) -> Iterator[Hit]:
 def returned_scale(value: Value, event: Returned) -> Iterator[Hit]:
     """A scale that a function gives back: whoever divides by it meets zero."""
     found = raw_scale(value)
-    plain = found is not None and find(
-        found[0], lambda v: v.op == "number", limit=8
-    )  # Python raises where it divides by it
-    if found is not None and not plain and re.search(r"scale|quant|sf\b|_sf_|factor", event.scope.function):
+    plain = found is not None and any(  # Python raises where it divides by it
+        find(part, lambda v: v.op == "number", limit=8) for part in found[0].inputs if not is_limit(part)
+    )
+    if found is not None and not plain and (NAMES_A_SCALE.search(event.scope.function) or of_blocks(found[0])):
         scale, amax, inverted = found
-        yield zero_amax(scale, amax, inverted, Seen(event.at, "and is returned as it is"), "likely")
+        sure = inverted or not of_blocks(
+            scale
+        )  # a scale of 0 over blocks may do no more than multiply what was quantised without it
+        yield zero_amax(
+            scale, amax, inverted, Seen(event.at, "and is returned as it is"), "likely" if sure else "possible"
+        )
         return
     # where(amax > 0, limit / amax, …) leaves an amax so small that the quotient is inf.
     for chosen in sources(value, frozenset({"view", "cast"})):
@@ -217,6 +243,11 @@ def returned_scale(value: Value, event: Returned) -> Iterator[Hit]:
                 )
 
 
+def of_blocks(scale: Value) -> bool:
+    """Whether a quotient is the scale over blocks that have scales of their own: nothing else is made of two limits."""
+    return any(is_limit_of_blocks(part) for each in scale.inputs for part in sources(each))
+
+
 def is_test_of(value: Value, of: Value | None) -> bool:
     """Whether a value is a test (``isinf(of)``, ``of > 0``) that looks at another one; one of its exponent's sign sees no overflow."""
     sign = not value.name and number(value.inputs[-1]) == 0 if value.op == "test" and value.inputs else False
@@ -227,7 +258,7 @@ def is_test_of(value: Value, of: Value | None) -> bool:
 
 def zero_amax(scale: Value, amax: Value, inverted: bool, use: Seen, confidence: Any) -> Hit:
     if amax.op not in ("amax", "max", "maximum", "norm"):  # known by its name: what made it may have seen to zeros
-        confidence = "possible" if amax.op in CALLS else "likely"
+        confidence = "possible" if amax.op in CALLS or confidence == "possible" else "likely"
     follows = "the scale is inf, and 0 * inf is NaN" if inverted else "the scale is 0, and 0 / 0 is NaN"
     return Hit(
         "fp8-zero-amax",
@@ -257,6 +288,8 @@ def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
         (s for s in sources(value.inputs[0], SHOWN | {"round"}) if s.op in ("div", "mul")),
         None,
     )
+    if scaled is None and known:
+        yield from as_it_is(value)
     if scaled is None or len(scaled.inputs) != 2:
         return
     at = next((place for place in (1, 0) if is_scale(scaled.inputs[place])), None)
@@ -281,6 +314,20 @@ def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
         ),
         torch="<2.12" if frozenset(value.dtypes) == E4M3 else "",
     )
+
+
+def as_it_is(cast: Value) -> Iterator[Hit]:
+    """Activations or gradients that a function is handed and casts with no scale at all."""
+    if all(each.op == "input" and ACTIVATIONS.fullmatch(each.name) for each in sources(cast.inputs[0])):
+        yield Hit(
+            "fp8-cast-without-clamp",
+            cast.at,
+            "what the caller hands in is cast to FP8 as it is, with no scale and nothing to saturate it: an activation or a gradient beyond the "
+            "format's largest value becomes NaN in E4M3 (before torch 2.12) and Inf in E5M2; clamp to its limits first",
+            (),
+            confidence="possible",
+            torch="<2.12" if frozenset(cast.dtypes) == E4M3 else "",
+        )
 
 
 class Coarse(Struct, frozen=True):

@@ -12,6 +12,7 @@ from precisionlint.events import Event
 from precisionlint.source.flow import contexts, torch_calls
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Environment, Function, Source, Spent, Spot, instance
 from precisionlint.source.flow.joins import either, element, unpacked
+from precisionlint.source.flow.puts import put
 from precisionlint.source.flow.python_calls import builtin
 from precisionlint.source.flow.statements import STATEMENTS, keep
 from precisionlint.source.flow.words import (
@@ -220,13 +221,7 @@ class Frame:
                     name = self.flow.apis.canonical(f"{obj.name}.{target.attr}")
                     self.tell(Touched(self.at(target), (), name, value, self.scope))
             case ast.Subscript():
-                held, key = self.expr(target.value), self.expr(target.slice)
-                if is_number(value.constant) or (value.dtypes != UNKNOWN and held.op in torch_calls.FILLED):
-                    self.made("index_put", (held, key, value), held.dtypes, target, ast_name(target.value))
-                entries = self.entries(target.value)
-                if entries is not None:
-                    cls, kept = entries
-                    cls.attributes[kept] = either([cls.attributes[kept], value]) if kept in cls.attributes else value
+                put(self, target, value)
             case ast.Starred():
                 self.assign(target.value, value)
 

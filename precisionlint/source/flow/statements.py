@@ -22,7 +22,18 @@ from precisionlint.source.flow.words import (
     is_property_setter,
     outlives,
 )
-from precisionlint.valueflow import HALF, UNKNOWN, WIDE, Dtypes, Returned, Value, constant, may_be_half
+from precisionlint.valueflow import (
+    HALF,
+    UNKNOWN,
+    VIEWS,
+    WIDE,
+    Dtypes,
+    Returned,
+    Value,
+    constant,
+    may_be_half,
+    sources,
+)
 
 if TYPE_CHECKING:
     from precisionlint.source.flow.evaluate import Frame
@@ -108,8 +119,9 @@ def asks_training(test: ast.expr) -> bool | None:
 
 
 def told(frame: Frame, test: ast.expr, otherwise: bool = False) -> Environment:
-    """The variables whose dtype a test tells for the branch that it leads into, or for the other: ``x.dtype == torch.float16``,
-    ``x.dtype in (torch.float32, torch.float64)``. What is no wide float may be half, as it may where nobody asks."""
+    """What a test tells of variables for the branch that it leads into, or for the other: a dtype (``x.dtype == torch.float16``,
+    ``x.dtype in (torch.float32, torch.float64)``; what is no wide float may be half, as it may where nobody asks), or that a largest
+    value is not zero (``amax > 0``)."""
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) and not otherwise:
         return {name: value for part in test.values for name, value in told(frame, part).items()}
     match test:
@@ -124,7 +136,23 @@ def told(frame: Frame, test: ast.expr, otherwise: bool = False) -> Environment:
             before = old.inputs[0].dtypes if old.inputs else UNKNOWN  # without the test, which makes it unknown
             if "float32" in dtypes and may_be_half(before):
                 return {name: Value("view", (old,), before, old.at, old.name)}
+        case ast.Compare(left=ast.Name(name), ops=[op], comparators=[ast.Constant(int() | float() as limit)]):
+            value = frame.names.get(name)
+            if value is not None and excludes_zero(op, limit, otherwise) and is_largest(value):
+                return {name: Value("nonzero", (value,), value.dtypes, value.at)}
     return {}
+
+
+def excludes_zero(op: ast.cmpop, limit: float, otherwise: bool) -> bool:
+    """Whether what compares so to a number is not zero, if it is no less than that; or ``otherwise``, if the comparison fails."""
+    if otherwise:
+        return (limit == 0 and isinstance(op, (ast.Eq, ast.LtE))) or (limit > 0 and isinstance(op, (ast.Lt, ast.LtE)))
+    return limit >= 0 and isinstance(op, (ast.Gt, ast.NotEq) if limit == 0 else (ast.Gt, ast.GtE))
+
+
+def is_largest(value: Value) -> bool:
+    """Whether a value is the largest one of others."""
+    return any(source.op in ("amax", "max") for source in sources(value, VIEWS | {"cast", "number"}))
 
 
 def dtypes_among(frame: Frame, node: ast.expr) -> Dtypes | None:
