@@ -17,7 +17,11 @@ class EnclosedBackward(Event, frozen=True, eq=False):
 
 
 class UnsavedScaler(Event, frozen=True, eq=False):
-    """A checkpoint with an optimizer's state, in a file that scales losses and saves no scaler's state."""
+    """In a file that makes a scaler and saves the state of none: a checkpoint with an optimizer's ``"state"``, one that is written by what is
+    ``"handed"`` an optimizer and no scaler, or where an optimizer, a hook or the like makes the scaler that it steps through (its
+    ``"owner"``)."""
+
+    how: Literal["state", "handed", "owner"] = "state"
 
 
 class HalfSum(Event, frozen=True, eq=False):

@@ -100,3 +100,119 @@ def test_a_checkpoint_in_a_file_that_saves_no_scaler(
     found = told(tmp_path, "scaler-not-checkpointed", text)
     assert len(found) == count
     assert {confidence for _, confidence in found} <= {"possible"}
+
+
+PARTS = """
+import torch
+
+
+class Fitter:
+    def __init__(self, net, optimizers):
+        self.net, self.optimizers = net, optimizers
+        self.scaler = torch.cuda.amp.GradScaler()
+        {registered}
+
+    def collected(self):
+        states = [optimizer.state_dict() for optimizer in self.optimizers]
+        {left}
+
+    def write(self, path):
+        state = {whole}
+        torch.save(state, path)
+"""
+
+
+@pytest.mark.parametrize(
+    ("registered", "left", "whole", "lines"),
+    [
+        ("pass", "return {'optimizers': states}", "self.collected()", [17]),
+        ("pass", "return {'optimizers': states}", "{'net': self.net.state_dict(), **self.collected()}", [17]),
+        ("pass", "return {'optimizers': states, 'scaler': self.scaler.state_dict()}", "self.collected()", []),
+        ("pass", "print(len(states))", "self.net.state_dict()", []),
+    ],
+)
+def test_a_checkpoint_that_another_function_of_the_file_collects(
+    tmp_path: Path, registered: str, left: str, whole: str, lines: list[int]
+) -> None:
+    text = PARTS.format(registered=registered, left=left, whole=whole)
+    assert [line for line, _ in told(tmp_path, "scaler-not-checkpointed", text)] == lines
+
+
+HANDED = """
+import torch
+
+from files import {saver}
+
+
+def steps(scaler, optimizer, net, batches):
+    for batch in batches:
+        scaler.scale(net(batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        yield batch
+
+
+def fit(trainer, net, batches):
+    trainer.scaler = torch.amp.GradScaler("cuda")
+    for epoch, _ in enumerate(steps(trainer.scaler, trainer.optimizer, net, batches)):
+        {saver}({given})
+"""
+
+
+@pytest.mark.parametrize(
+    ("saver", "given", "count"),
+    [
+        ("save_checkpoint", "net, trainer.optimizer, epoch", 1),
+        ("save_model_and_state", "net=net, optimizer=trainer.optimizer", 1),
+        ("save_checkpoint", "net, trainer.optimizer, trainer.scaler, epoch", 0),
+        ("save_checkpoint", "net, epoch", 0),
+        ("save_checkpoint", "**trainer.state(trainer.optimizer)", 0),
+        ("saved_checkpoints", "trainer.optimizer", 0),
+    ],
+)
+def test_what_writes_the_checkpoint_is_handed_an_optimizer_alone(
+    tmp_path: Path, saver: str, given: str, count: int
+) -> None:
+    assert len(told(tmp_path, "scaler-not-checkpointed", HANDED.format(saver=saver, given=given))) == count
+
+
+OWNER = """
+import torch
+
+
+class {name}:
+    def __init__(self, inner, **settings):
+        self.inner = inner
+        self._grad_scaler = torch.cuda.amp.GradScaler(**settings)
+
+    @property
+    def scaler(self):
+        return self._grad_scaler
+
+    def backward(self, loss):
+        self.scaler.scale(loss).backward()
+
+    def step(self):
+        {steps}
+
+    {kept}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "kept", "lines"),
+    [
+        ("ScaledOptimizer", "self.scaler.step(self.inner)", "", [8]),
+        ("StepHook(Hook)", "self._grad_scaler.step(self.inner)", "", [8]),
+        ("Wrapped", "self.scaler.step(self.inner)", "def load_state_dict(self, state): self.inner.load(state)", [8]),
+        ("ScaledOptimizer", "self.scaler.step(self.inner)", "def state(self): return self.scaler.state_dict()", []),
+        ("ScaledOptimizer", "self.inner.step()", "", []),
+        ("ScaledOptimizer", "self.scaler.step(self.inner)", "def keep(self): self.register_stateful('scaler')", []),
+        ("Model", "self.scaler.step(self.inner)", "", []),
+    ],
+)
+def test_an_optimizer_or_a_hook_that_keeps_its_scaler_to_itself(
+    tmp_path: Path, name: str, steps: str, kept: str, lines: list[int]
+) -> None:
+    text = OWNER.format(name=name, steps=steps, kept=kept)
+    assert [line for line, _ in told(tmp_path, "scaler-not-checkpointed", text)] == lines

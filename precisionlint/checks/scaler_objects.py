@@ -143,14 +143,21 @@ def scaler_rebuilt_in_loop(ledger: Ledger, event: Step) -> Iterator[Any]:
             )
 
 
+UNSAVED = {
+    "state": "the checkpoint holds an optimizer's state, and nothing in this file saves that of its GradScaler",
+    "handed": "what writes the checkpoint is handed the optimizer and no GradScaler, and nothing in this file saves the scaler's state",
+    "owner": "this scaler belongs to what steps through it, which gives its state to no checkpoint: it has no state_dict that holds it",
+}
+"""What an ``UnsavedScaler`` shows, in words."""
+
+
 @FAMILY.rule("scaler-not-checkpointed", Checkpoint, UnsavedScaler)
 def scaler_not_checkpointed(ledger: Ledger, event: Checkpoint | UnsavedScaler) -> Iterator[Any]:
     if isinstance(event, UnsavedScaler):
         yield Hit(
             "scaler-not-checkpointed",
             event.at,
-            "the checkpoint holds an optimizer's state, and nothing in this file saves that of its GradScaler: a resumed run starts its "
-            "scale again at 65536 and skips steps until it has settled",
+            f"{UNSAVED[event.how]}: a resumed run starts its scale again at its first value and skips steps until it has settled",
             (),
             confidence="possible",
         )

@@ -1,5 +1,4 @@
-"""What stands in a program as it is written, whichever way it is run: a backward in the block of an autocast, and a checkpoint with an
-optimizer's state and no scaler's in a file that scales.
+"""What stands in a program as it is written, whichever way it is run: a backward in the block of an autocast.
 
 Paths are not followed here, and what a program may decide is not weighed: what the timeline shows of the same line is surer.
 """
@@ -10,22 +9,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from precisionlint.facts import EnclosedBackward, UnsavedScaler
-from precisionlint.source.parsing import walk
+from precisionlint.facts import EnclosedBackward
 from precisionlint.subjects import File
 
 ENGINE = re.compile(r"accelerator|fabric", re.I)
-OPTIMIZER = re.compile(r"optim|(?:^|[._])opt(?:$|_)", re.I)
-SCALES = re.compile(r"GradScaler\(")
-KEEPS = re.compile(
-    r"scal\w*(?:\[[^\]]*\])?\.state_dict\(|['\"](?:\w*scaler\w*|amp)['\"]\s*[:\]]|save_state\(|scaler_state|add_checkpointable|amp\.state_dict"
-    r"|torch\.save\(\w*scaler|enabled\s*=\s*False"
-)
-"""What saves a scaler's state, by whatever name, or says that there is none."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def read(file: File) -> Iterator[EnclosedBackward | UnsavedScaler]:
+def read(file: File) -> Iterator[EnclosedBackward]:
     """The facts of a file."""
     if any(isinstance(node, ast.With) for node in file.nodes) and "backward(" in file.text:
         names = imported(file)
@@ -35,11 +26,6 @@ def read(file: File) -> Iterator[EnclosedBackward | UnsavedScaler]:
                 if region:
                     for call in enclosed(node.body):
                         yield EnclosedBackward(file.place(call), (), region, file.place(node.items[0].context_expr))
-    if SCALES.search(file.text) and "backward(" in file.text and not KEEPS.search(file.text):
-        for function in file.nodes:
-            if isinstance(function, FUNCTIONS):
-                for call in saves(function):
-                    yield UnsavedScaler(file.place(call), ())
 
 
 def imported(file: File) -> frozenset[str]:
@@ -91,35 +77,3 @@ def enclosed(body: list[ast.stmt]) -> Iterator[ast.Call]:
             if ast.unparse(called.value) not in ("super()", "ctx"):
                 yield node
         todo.extend(ast.iter_child_nodes(node))
-
-
-def saves(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.Call]:
-    """The calls of ``torch.save`` in a function that write an optimizer's state, the first for each name by which it is written."""
-    nodes = walk(function)
-    holding = {
-        target.id
-        for node in nodes
-        if isinstance(node, ast.Assign) and holds(node.value)
-        for target in node.targets
-        for target in [target.value if isinstance(target, ast.Subscript) else target]
-        if isinstance(target, ast.Name)
-    }
-    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("torch.save")]
-    told: set[str] = set()
-    for call in sorted(calls, key=lambda each: each.lineno):
-        given = call.args[0] if call.args else next((each.value for each in call.keywords if each.arg == "obj"), None)
-        name = given.id if isinstance(given, ast.Name) else ""
-        if given is not None and (holds(given) or name in holding - told):
-            told.add(name)
-            yield call
-
-
-def holds(value: ast.expr) -> bool:
-    """Whether an expression takes an optimizer's state."""
-    return any(
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "state_dict"
-        and OPTIMIZER.search(ast.unparse(node.func.value)) is not None
-        for node in walk(value)
-    )
