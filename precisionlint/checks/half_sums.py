@@ -229,7 +229,7 @@ def narrow_prefixes(event: Computed) -> Iterator[Any]:
     if scope.enabled is False or not may_be_half(value.dtypes):
         return
     if value.op == "cumsum":
-        made = next((s for s in sources(value.inputs[0]) if s.op in ("layer", "linear", "matmul")), None)
+        made = next((s for s in sources(value.inputs[0], VIEWS | {"neg"}) if s.op in ADDED_UP), None)
         if made is None and known_half(value.dtypes):
             made = value.inputs[0]
         what = "sums over all positions so far are kept in {}: in bf16 a long one stands still, and fp16 is inf above 65504"
@@ -247,6 +247,10 @@ def narrow_prefixes(event: Computed) -> Iterator[Any]:
             (TRAINING, shown_by(value.dtypes)),
             (Seen(made.at, "what is added up"),),
         )
+
+
+ADDED_UP = frozenset({"layer", "linear", "matmul", "logsigmoid", "softplus", "log", "mul", "sum"})
+"""What is added up along a sequence: activations, logs of gates, gradients; a mask is none of these."""
 
 
 def narrow_total(event: Computed) -> Iterator[Any]:
