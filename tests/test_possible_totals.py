@@ -130,6 +130,34 @@ def likelihoods(hidden, rows, score):
     return token_logps
 """,
     ),
+    "log-probabilities of limited logits, and entropies of others": (
+        "softmax-in-half",
+        """
+import policies
+
+
+def divergence(logits, target, factor):
+    ours = F.log_softmax((logits * factor).clamp(-50, 50), dim=-1)  # <-
+    return F.kl_div(ours, target.float(), reduction="none")
+
+
+def uncertainty(model, batch):
+    logits = model(batch).logits
+    return policies.entropy_from_logits(logits)  # <-
+""",
+    ),
+    "sums along a sequence": (
+        "half-running-sum",
+        """
+def decays(gate):
+    return F.logsigmoid(gate).cumsum(-1)  # <-
+
+
+def gradients(query, key, d_query, d_key):
+    difference = (query * d_query - key * d_key).sum(-1)
+    return difference.flip(-1).cumsum(-1).flip(-1)  # <-
+""",
+    ),
     "the weight of a focal loss": (
         "loss-on-half-logits",
         """
@@ -267,6 +295,17 @@ def gathered(hidden, order):
     rows = hidden.new_zeros(hidden.shape)
     rows[order] = hidden.flip(0)
     return rows
+""",
+    "entropies of fp32, and sums along a sequence in fp32 or of a mask": """
+import policies
+
+
+def uncertainty(model, batch):
+    return policies.entropy_from_logits(model(batch).logits.float())
+
+
+def decays(gate, mask):
+    return F.logsigmoid(gate).cumsum(-1, dtype=torch.float32), mask.cumsum(-1)
 """,
     "focal losses in fp32": """
 def focal(logits, target, gamma):

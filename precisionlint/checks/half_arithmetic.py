@@ -241,7 +241,8 @@ def log_stored_in_half(value: Value, scope: Scope) -> Iterator[Any]:
         s.op in ("linear", "matmul") or (s.op == "layer" and s.name == "Linear") for s in sources(value.inputs[0])
     )
     if how not in (None, "certain") and not (how == "likely" and made_here and value.op == "logsumexp"):
-        scored = logits(value.inputs[0]) or named(scaled_by(value.inputs[0]), SCORED)
+        leaves = sources(value.inputs[0], VIEWS | SCALED | {"clamp"})
+        scored = logits(value.inputs[0]) or any(named(each, SCORED) for each in (scaled_by(value.inputs[0]), *leaves))
         how = "possible" if made_here or scored else None
     elif how is None and untold(value) and named(value.inputs[0], LOGITS) and scope.enabled is not False:
         how = "possible"

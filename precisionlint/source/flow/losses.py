@@ -16,8 +16,9 @@ PREDICTED = frozenset({"layer", "linear", "attribute"})
 """What may be the output of a model."""
 LOG_PROBABILITIES = re.compile(
     r"log_?probs?_(?:from|of|and|for)|(?:gather|selective|batch|token|get|compute|calc)\w*_log_?(?:probs?|softmax|ps)\b|logps?_from"
+    r"|entropy_(?:from|of)_logits|(?:vocab_?parallel|compute|calc\w*|get|token)_entropy$"
 )
-"""And those that compute log-probabilities of tokens."""
+"""And those that compute log-probabilities of tokens, or what is made of all of them."""
 OUTPUT = re.compile(r"logits?$|^(?:outputs?|preds?|predictions?)$")
 """What the output of a model is called where it is handed in."""
 
