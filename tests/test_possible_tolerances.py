@@ -8,7 +8,9 @@ import pytest
 
 from precisionlint import check
 
-HEAD = """import pytest
+HEAD = """from functools import partial
+
+import pytest
 import torch
 from kernels import Blocked, Plain, blend, blend_kernel, gate, make_rows, route, route_ref, swap_rows, swap_rows_kernel
 
@@ -58,6 +60,41 @@ def test_rows(dtype):
     reference = gate(keys, values)
     assert (blend(keys, values) - route_ref(keys, values)).abs().max() < 1e-5  # <-
     torch.testing.assert_close(blend(keys, values), reference, rtol=1e-4, atol=1e-4)  # <-
+""",
+    "gradients, of which one is called the reference's": """
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_gradients(dtype):
+    start = torch.randn(4, 64, dtype=dtype)
+    x, x_ref = start.clone().requires_grad_(), start.clone().requires_grad_()
+    route(x).sum().backward()
+    route_ref(x_ref).sum().backward()
+    assert len(route(x).grad_fn.saved_tensors) == 1
+    torch.testing.assert_close(x.grad, x_ref.grad, rtol=1e-5, atol=1e-5)  # <-
+""",
+    "what a test hands to the function that compares, at once and for each process": """
+def compare(width, weights_dtype, inputs_dtype):
+    plain, blocked = Plain(width).to(weights_dtype), Blocked(width, size=16).to(weights_dtype)
+    x = torch.randn(8, 64, dtype=inputs_dtype)
+    original = plain(x)
+    assert torch.allclose(blocked(x), original, atol=1e-3)  # <-
+
+
+def launch(weights_dtype, **others):
+    start_processes(partial(compare, 64, weights_dtype=weights_dtype, **others), 2)
+
+
+def check_rows(dtype):
+    x = torch.randn(4, 64, dtype=dtype)
+    torch.testing.assert_close(route(x), route_ref(x), rtol=1e-4, atol=1e-4)  # <-
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_rows(kind):
+    check_rows(kind)
+
+
+def test_two_processes():
+    compare(64, torch.bfloat16, inputs_dtype=torch.bfloat16)
 """,
 }
 
@@ -133,6 +170,30 @@ def test_named(tolerances):
     print(out, x)
     tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(blend(x), expected, rtol=tolerance, atol=tolerance)
+""",
+    "gradients of which none is called a reference's, or that are held to what they can hold": """
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_gradients(dtype):
+    start = torch.randn(4, 64, dtype=dtype)
+    x, y, x_ref = start.clone().requires_grad_(), start.clone().requires_grad_(), start.clone().requires_grad_()
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(x.grad, x_ref.grad, rtol=1e-2, atol=1e-2)
+""",
+    "a function that compares, which is handed fp32 alone, or a bound with its dtype": """
+def check_rows(dtype, atol):
+    x = torch.randn(4, 64, dtype=dtype)
+    torch.testing.assert_close(route(x), route_ref(x), rtol=0, atol=atol)
+
+
+def check_more(dtype):
+    x = torch.randn(4, 64, dtype=dtype)
+    torch.testing.assert_close(route(x), route_ref(x), rtol=1e-5, atol=1e-5)
+
+
+def test_rows():
+    check_rows(torch.float32, 1e-5)
+    check_rows(torch.bfloat16, 5e-2)
+    check_more(torch.float32)
 """,
     "a model that was saved, and the same again": """
 def test_saved(tmp_path, ref_model, model):

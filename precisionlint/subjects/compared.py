@@ -46,6 +46,8 @@ EXPECTED = re.compile(
 """What a result is called that another is held to."""
 
 
+GRADIENT = "backward"
+"""What makes the gradient of a tensor, whatever was computed from it."""
 MODEL = re.compile(r"model|module|layer|net|block|encoder", re.I)
 """What is called so, two things that were made of it wrap."""
 
@@ -92,6 +94,10 @@ class Comparison(Struct, frozen=True):
         if len(half) == 1:
             (result,) = half
             return (result, "fp32") if (right if result is left else left).op else None
+        if (
+            len(half) == 2 and left.op == right.op == GRADIENT
+        ):  # by which op is not known, but by two where one is the reference
+            return (left, "reference") if self.one_expected and not self.restores else None
         if len(half) != 2 or left.op == right.op:
             return None
         result = left if left.op not in COMPUTING and left.op != "@" else right
@@ -99,8 +105,12 @@ class Comparison(Struct, frozen=True):
             return result, "half"
         if bool(REFERENCE.search(left.op)) is not bool(REFERENCE.search(right.op)):
             return None if self.restores else (result, "reference")
-        told = bool(EXPECTED.search(self.names[0])) is not bool(EXPECTED.search(self.names[1]))
-        return (result, "reference") if told and self.in_two_ways(left, right) else None
+        return (result, "reference") if self.one_expected and self.in_two_ways(left, right) else None
+
+    @property
+    def one_expected(self) -> bool:
+        """Whether one of the two is called what the other is held to."""
+        return bool(EXPECTED.search(self.names[0])) is not bool(EXPECTED.search(self.names[1]))
 
     def in_two_ways(self, left: Tensor, right: Tensor) -> bool:
         """Whether the two things that were called compute, and are not one thing, or one in the other."""

@@ -18,30 +18,22 @@ from precisionlint.facts import HeldTo, ToNumpy
 from precisionlint.recipes import HALVES
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
-from precisionlint.subjects.compared import COMPUTING, MOVING, Comparison, Difference, Tensor, called_by, innermost
+from precisionlint.subjects.compared import (
+    COMPUTING,
+    GRADIENT,
+    MOVING,
+    Comparison,
+    Difference,
+    Tensor,
+    called_by,
+    innermost,
+)
 from precisionlint.subjects.names import Names, argument
-from precisionlint.subjects.parametrized import Choices, Run, runs
+from precisionlint.subjects.parametrized import Calls, Choices, Run, handed, runs
 
 WIDE = ("float32", "float", "float64", "double")
-CREATORS = frozenset(
-    {
-        "randn",
-        "rand",
-        "zeros",
-        "ones",
-        "empty",
-        "full",
-        "tensor",
-        "linspace",
-        "randn_like",
-        "rand_like",
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "full_like",
-    }
-)
 LIKE = frozenset({"randn_like", "rand_like", "zeros_like", "ones_like", "empty_like", "full_like"})
+CREATORS = LIKE | {"randn", "rand", "zeros", "ones", "empty", "full", "tensor", "linspace"}
 KEEPING = frozenset(
     {
         "detach", "cpu", "cuda", "clone", "contiguous", "view", "reshape", "transpose", "permute", "squeeze", "unsqueeze", "flatten", "expand",
@@ -49,7 +41,7 @@ KEEPING = frozenset(
     }
 )  # fmt: skip
 """Methods and attributes whose result has the dtype and the precision of the tensor."""
-RESTORES = re.compile(r"load|save|state_dict|checkpoint|copy\(")
+RESTORES = re.compile(r"load|save(?!d_tensors|_for_backward)|state_dict|checkpoint|copy\(")
 """What a test does whose two results are bitwise equal, whatever they are called."""
 JUDGED = re.compile(r"allclose|assert_close|assertLess|\bnumpy\(|asarray\(|np\.array\(|\bassert\b.*<")
 NAMED = re.compile(r"float16|half")
@@ -85,13 +77,15 @@ def read(file: File) -> Iterator[Event]:
     }
     classes = [node for node in file.nodes if isinstance(node, ast.ClassDef)]
     owners = {function: node for node in classes for function in node.body}
+    calls = Calls(file.nodes)
     for node in file.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             seen = set()
             text = "\n".join(file.lines[node.lineno - 1 : node.end_lineno])
             if not JUDGED.search(text):
                 continue
-            for run in runs(names, node, owners.get(node), constants):
+            listed = runs(names, node, owners.get(node), constants)
+            for run in listed if any(run.halves for run in listed) else handed(names, node, constants, calls) or listed:
                 if run.halves or NAMED.search(text):
                     for fact in Function(file, names, node, run, constants).facts():
                         if (type(fact), fact.at) not in seen:
@@ -215,7 +209,7 @@ class Function:
         if isinstance(node, ast.Attribute):
             of = self.value(node.value) if node.attr in (*KEEPING, "grad") else None
             if node.attr == "grad":  # in the dtype of what it is the gradient of
-                return self.computed("backward", [of], node, of.guess) if isinstance(of, Tensor) else None
+                return self.computed(GRADIENT, [of], node, of.guess) if isinstance(of, Tensor) else None
             return of
         if isinstance(node, ast.Subscript):
             of = self.value(node.value)

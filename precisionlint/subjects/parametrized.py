@@ -1,9 +1,9 @@
-"""The runs of a test: what its parameters are in each of them, as its decorators and loops list it."""
+"""The runs of a test: what its parameters are in each of them, as its decorators and loops list it, or as those who call it hand it over."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
@@ -13,6 +13,8 @@ from precisionlint.subjects.names import Names
 
 RUNS = 6
 """So many different runs in half are followed."""
+CALLERS = 24
+"""So many calls of a function are looked at."""
 
 FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -78,6 +80,53 @@ def half(names: Names, node: ast.expr) -> str:
     return HALVES.get(last, "") if package == "torch" else ""
 
 
+class Calls:
+    """The calls of a file's own functions, each with the function that it stands in."""
+
+    def __init__(self, nodes: Sequence[ast.AST]) -> None:
+        functions = [node for node in nodes if isinstance(node, FunctionDef)]
+        names = {each.name for each in functions}
+        self.of: dict[str, list[tuple[FunctionDef, ast.Call]]] = {}
+        for function in functions:
+            for call in walk(function):
+                if isinstance(call, ast.Call):
+                    called = self.called(call)
+                    if called in names and called != function.name:
+                        self.of.setdefault(called, []).append((function, call))
+
+    @staticmethod
+    def called(call: ast.Call) -> str:
+        """The function that a call runs, or that ``partial(function, …)`` will."""
+        name = ast.unparse(call.func).rpartition(".")[2]
+        return ast.unparse(call.args[0]) if name == "partial" and call.args else name
+
+
+def handed(
+    names: Names, node: FunctionDef, constants: Mapping[str, ast.expr], calls: Calls, depth: int = 2
+) -> list[Run]:
+    """The runs of a function in half, by what its callers hand it: a dtype, or a parameter that has one in their own runs."""
+    words = [each.arg for each in (*node.args.posonlyargs, *node.args.args) if each.arg != "self"]
+    found: list[Run] = []
+    for caller, call in calls.of.get(node.name, ())[:CALLERS]:
+        given = call.args[1:] if ast.unparse(call.func).endswith("partial") else call.args
+        if any(isinstance(each, ast.Starred) for each in given):
+            continue
+        values = dict(zip(words, given, strict=False)) | {each.arg: each.value for each in call.keywords if each.arg}
+        plain = {word: value for word, value in values.items() if isinstance(value, ast.Constant)}
+        written = {word: dtype for word, value in values.items() if (dtype := half(names, value))}
+        passed = {word: value.id for word, value in values.items() if isinstance(value, ast.Name)}
+        theirs = runs(names, caller, None, constants) if passed else []
+        if depth > 1 and passed and not any(run.halves for run in theirs):
+            theirs = handed(names, caller, constants, calls, depth - 1)
+        for run in theirs or [Run()]:
+            halves = written | {word: run.halves[name] for word, name in passed.items() if name in run.halves}
+            if halves:
+                found.append(
+                    Run(halves, plain | {w: run.values[name] for w, name in passed.items() if name in run.values})
+                )
+    return each_once(found)
+
+
 def runs(names: Names, node: FunctionDef, around: ast.ClassDef | None, constants: Mapping[str, ast.expr]) -> list[Run]:
     """The runs of a test in half, each once; one run of which nothing is known where none are listed."""
     found: list[Run] = []
@@ -89,10 +138,13 @@ def runs(names: Names, node: FunctionDef, around: ast.ClassDef | None, constants
     for loop in walk(node):
         if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name):
             found += _of_rows(names, [loop.target.id], _elements(loop.iter, constants))
+    return each_once(found) or [Run()]
+
+
+def each_once(found: list[Run]) -> list[Run]:
+    """The first few of these runs that differ; those in bf16, of which tests expect too much more often, before those in fp16."""
     told = {(tuple(run.halves.items()), tuple(map(ast.dump, run.values.values()))): run for run in found}
-    # bf16, of which tests expect too much more often, before fp16
-    first = sorted(told.values(), key=lambda run: sorted(run.halves.values()))
-    return first[:RUNS] or [Run()]
+    return sorted(told.values(), key=lambda run: sorted(run.halves.values()))[:RUNS]
 
 
 def _listed(
