@@ -91,12 +91,13 @@ class Average(Event, frozen=True, eq=False):
 
 
 class Moment(Event, frozen=True, eq=False):
-    """The second moment of an optimizer that is written out. ``dtype``: the half that it is made in, ``""`` where it has that of the
-    parameters, and the arithmetic with it; ``made``: this is where it is made like them."""
+    """The second moment of an optimizer that is written out, or the ``first`` of one that has no other. ``dtype``: the half that it is made
+    in, ``""`` where it has that of the parameters, and the arithmetic with it; ``made``: this is where it is made like them."""
 
     name: str
     dtype: str
     made: bool = False
+    first: bool = False
 
 
 class HalfModel(Event, frozen=True, eq=False):

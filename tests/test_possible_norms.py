@@ -181,6 +181,7 @@ class Heavy(torch.optim.Optimizer):
     def step(self):
         for p in self.param_groups[0]["params"]:
             self.state[p]["target_momentum"].mul_(self.decay).add_(p.grad, alpha=1 - self.decay)
+            self.state[p]["residual"].add_(p.grad)
 """,
     "averages in fp32, and copies that are looked at": """
 import copy

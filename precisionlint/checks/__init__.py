@@ -9,6 +9,7 @@ from functools import cache
 from precisionlint import plugins
 from precisionlint.checks import (
     autocast,
+    averages,
     custom_ops,
     data_parallel,
     fp8,
@@ -35,6 +36,7 @@ FAMILIES = (
     loss_scaling.FAMILY,
     scaler_objects.FAMILY,
     master_weights.FAMILY,
+    averages.FAMILY,
     gradient_sums.FAMILY,
     autocast.FAMILY,
     custom_ops.FAMILY,

@@ -32,7 +32,7 @@ from precisionlint.events import (
     moved,
     overlap,
 )
-from precisionlint.facts import Average, HalfModel, Moment
+from precisionlint.facts import HalfModel
 from precisionlint.findings import Severity
 from precisionlint.recipes import UNKNOWN, Recipe
 from precisionlint.records import Record
@@ -41,8 +41,6 @@ HALF = {"float16": "fp16", "bfloat16": "bf16"}
 SMALL_RATE = 1e-3
 FP16_ZERO = 2.0**-25
 """The largest number that fp16 rounds to 0."""
-SLOW_DECAY = 0.99
-"""From here on an average moves by so little a step that half precision loses it."""
 EPS = {"Adam": 1e-8, "AdamW": 1e-8, "NAdam": 1e-8, "RAdam": 1e-8, "RMSprop": 1e-8, "Adagrad": 1e-10}
 """What optimizers of torch.optim add to the root of the second moment unless they are told otherwise."""
 SOME = "…"
@@ -189,7 +187,7 @@ def taken(all_took: frozenset[Took], event: WeightsTake) -> frozenset[Took]:
 
 
 AUTOMATON = Automaton("master-weights", Storage(), advance, hears=HEARS)
-"""The state that the rules of weights read, in both of their modules."""
+"""The state that the rules of weights read, in all of their modules."""
 FAMILY = Family(AUTOMATON)
 
 
@@ -341,44 +339,6 @@ def half_default_dtype(storage: Storage, event: Step) -> Iterator[Hit]:
         )
 
 
-@FAMILY.rule("half-ema", Written, Average)
-def half_ema(storage: Storage, event: Written | Average) -> Iterator[Hit]:
-    if isinstance(event, Average):
-        own = (
-            f"the average of the weights is kept in '{event.cast}', which is set to half"
-            if event.cast
-            else "weights are averaged in their own dtype"
-        )
-        yield Hit(
-            "half-ema",
-            event.at,
-            f"{own}: where {'it is' if event.cast else 'they are'} half, what a step adds at decay 0.999 is below half the spacing and rounds "
-            "away, so the average stands still; keep it in fp32",
-            (),
-            confidence="possible",
-        )
-        return
-    if event.how != "average" or (event.decay is not None and event.decay < SLOW_DECAY):
-        return
-    ways: list[tuple[str | None, tuple[Seen, ...]]] = [(event.dtype, ())] if event.weights is None else []
-    if event.weights is not None:
-        if any(overlap(own.weights, event.weights) for own in storage.owned):
-            return  # weights that an optimizer steps: no average of others
-        ways = [(took.dtype, (took.seen,)) for took in storage.took if covers(took.weights, event.weights)]
-    share = f" (1 - {event.decay:g})" if event.decay is not None else ""
-    for dtype, where in ways:
-        if dtype not in HALF:
-            continue
-        name = HALF[dtype]
-        yield Hit(
-            "half-ema",
-            event.at,
-            f"{event.api} averages in {name}: what each step adds{share} is below half a {name} step of what is there and rounds away, so the "
-            "average stands still; keep it in fp32 and cast a copy for export",
-            (*where, Seen(event.at, "averaged here", event.when)),
-        )
-
-
 @FAMILY.rule("masters-not-copied-back", Step, Written)
 def masters_not_copied_back(storage: Storage, event: Step | Written) -> Iterator[Any]:
     if isinstance(event, Written):
@@ -453,22 +413,6 @@ def _loaded_and_handed(event: Owns | WeightsTake) -> Iterator[Any]:
             unless=frozen(event.weights),
             needs=(HANDED,),
         )
-
-
-@FAMILY.rule("half-optimizer-state", Moment)
-def half_optimizer_state(storage: Storage, moment: Moment) -> Iterator[Hit]:
-    name = moment.dtype or "half"
-    done = "kept" if moment.made else "averaged"
-    how = f"is kept in {name}" if moment.dtype else f"is {done} in the dtype of the parameters: where these are half"
-    yield Hit(
-        "half-optimizer-state",
-        moment.at,
-        f"the second moment '{moment.name}' {how}{',' if not moment.dtype else ':'} what a step changes, a thousandth of it at beta 0.999, is "
-        "less than its spacing and rounds away; keep it and compute with it in fp32",
-        (),
-        severity="warning",
-        confidence="likely" if moment.dtype else "possible",
-    )
 
 
 def _half_weights_configured(recipe: Recipe) -> Iterator[Hit]:

@@ -130,7 +130,7 @@ ARITHMETIC = (
 MOMENTS = (b"exp_avg_sq", b"square_avg", b"second_moment", b"variance", b"addcmul_", b".mul_(")
 """What an optimizer calls the average of its squared gradients."""
 
-AVERAGES = (b".lerp_(", b".mul_(", b".sub_(", b"1 - ", b"1-", b"1. - ", b"1.0 - ", b"dtype=")
+AVERAGES = (b".lerp_(", b".mul_(", b".sub_(", b"1 - ", b"1-", b"1. - ", b"1.0 - ", b"dtype=", b"ema.to(")
 """How an average of weights is spelled, or given a dtype."""
 NAMED_AVERAGES = (
     b"ema",

@@ -15,7 +15,7 @@ from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
 from precisionlint.subjects.optimizers import COMMENT, COUNTS
 
-WEIGHTS = re.compile(r"parameters\(|state_dict\(|\b\w*params?\b")
+WEIGHTS = re.compile(r"parameters\(|state_dict\(|\b\w*param(?:eter)?s?\b")
 NAMED = re.compile(r"ema|averag|shadow|teacher|target|momentum|polyak|decay", re.I)
 AWARE = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.dtype|dtype\s*=|kahan|stochastic|codebook|cluster")
 """What says that dtypes were thought of, or that it is a codebook's affair."""
@@ -27,7 +27,9 @@ HOLDS = re.compile(r"(?:^|_)ema(?:_|$)|^ema|averaged?_model|shadow_model", re.I)
 """What a model is called that holds an average of weights; a class of them ends or begins so."""
 MAKES = re.compile(r"^EMA|EMA(?:Model)?$|^ExponentialMovingAverage")
 CAST = re.compile(r"dtype|precision")
-STEPS = re.compile(r"\.backward\(|\bupdate_ema\(|\w*ema\w*\.(?:step|update)\(|\bema_(?:update|decay)\b")
+STEPS = re.compile(
+    r"\.backward\(|\bupdate_ema\(|\w*ema\w*\.(?:step|update)\(|\bema_(?:update|decay|beta|rate|iters|start_iters)\b"
+)
 ASIDE = re.compile(r"valid|infer|sampl|save|export|eval|log_|convert|test", re.I)
 """Functions that look at an average, or write it, in a dtype of their own."""
 
@@ -43,6 +45,10 @@ def read(file: File) -> Iterator[Average]:
         # A class of averages says in its other methods what it holds; a trainer has other affairs.
         holder = next((each for each in classes if node in each.body and NAMED.search(each.name)), node)
         around = _text(file, holder)
+        if isinstance(holder, ast.ClassDef):  # what moves it says nothing of what it is averaged in
+            for method in holder.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "to":
+                    around = around.replace(_text(file, method), "")
         if not WEIGHTS.search(own) or AWARE.search(around) or not NAMED.search(around):
             continue
         if STEPPING.search(around) and not (isinstance(holder, ast.ClassDef) and MAKES.search(holder.name)):
@@ -50,6 +56,10 @@ def read(file: File) -> Iterator[Average]:
         for each in walk(node):
             if isinstance(each, (ast.Call, ast.BinOp)) and _blends(each):
                 yield Average(file.place(each), ())
+            for name in ("body", "orelse"):
+                block = getattr(each, name, None)
+                if isinstance(block, list):
+                    yield from (Average(file.place(added), ()) for added in _in_two_steps(block))
 
 
 def _cast(file: File) -> Iterator[Average]:
@@ -89,10 +99,11 @@ def _asks(call: ast.Call) -> str:
 
 
 def _half(node: ast.expr) -> bool:
-    """Whether a name is set to half, in one case at least."""
+    """Whether a name may be set to half."""
     if isinstance(node, ast.IfExp):
         return _half(node.body) or _half(node.orelse)
-    return ast.unparse(node) in ("torch.float16", "torch.bfloat16", "torch.half")
+    chosen = isinstance(node, ast.Call) and ast.unparse(node).startswith("getattr(torch, ")  # by a setting
+    return chosen or ast.unparse(node) in ("torch.float16", "torch.bfloat16", "torch.half")
 
 
 def _text(file: File, node: ast.stmt) -> str:
@@ -103,21 +114,59 @@ def _text(file: File, node: ast.stmt) -> str:
 
 def _blends(node: ast.Call | ast.BinOp) -> bool:
     """``x.lerp_(y, 1 - d)``, ``x.mul_(d).add_(y, alpha=1 - d)``, ``x.mul_(d).add_((1 - d) * y)``, ``d * x + (1 - d) * y``,
-    ``x.sub_((1 - d) * (x - y))``: most of the old value is kept."""
+    ``x.sub_((1 - d) * (x - y))``, ``x.add_((1 - d) * (y - x))``: most of the old value is kept."""
     match node:
-        case ast.Call(ast.Attribute(_, "lerp_"), [_, weight]):
+        case ast.Call(ast.Attribute(_, "lerp_"), [_, weight]) | ast.Call(
+            ast.Attribute(ast.Name("torch"), "lerp" | "_foreach_lerp_"), [_, _, weight]
+        ):
             return _left(weight) is not None
         case ast.Call(ast.Attribute(ast.Call(ast.Attribute(_, "mul_"), [kept]), "add_"), [added]):
-            alphas = [keyword.value for keyword in node.keywords if keyword.arg == "alpha"]
-            return any(_complement(kept, alpha) for alpha in [*alphas, *_factors(added)])
+            return any(_complement(kept, share) for share in _shares(node, added))
         case ast.Call(ast.Attribute(own, "sub_"), [ast.BinOp(left, ast.Mult(), right)]):
-            differences = [
-                side for side in (left, right) if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Sub)
-            ]
-            return any(ast.unparse(each.left) == ast.unparse(own) for each in differences)
+            return any(_difference(each, of=own) for each in (left, right))
+        case ast.Call(ast.Attribute(own, "add_"), [ast.BinOp(left, ast.Mult(), right)]):
+            return any(_difference(each, less=own) for each in (left, right))
+        case ast.Call(ast.Attribute(own, "add_"), [ast.BinOp() as moved]) if _difference(moved, less=own):
+            return any(keyword.arg == "alpha" for keyword in node.keywords)
         case ast.BinOp(left, ast.Add(), right):
             return any(_complement(a, b) for a in _factors(left) for b in _factors(right))
     return False
+
+
+def _difference(node: ast.expr, of: ast.expr | None = None, less: ast.expr | None = None) -> bool:
+    """Whether an expression is a difference of one thing, or from it."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
+        return False
+    side, own = (node.left, of) if of is not None else (node.right, less)
+    return own is not None and ast.unparse(side) == ast.unparse(own)
+
+
+def _in_two_steps(block: list[ast.stmt]) -> Iterator[ast.expr | ast.stmt]:
+    """``x *= d`` and then ``x += (1 - d) * y``; ``x.mul_(d)`` and ``x.add_(y, alpha=1 - d)``; the same over lists with ``torch._foreach_mul_``."""
+    kept: dict[str, ast.expr] = {}
+    for each in block:
+        match each:
+            case ast.AugAssign(target, ast.Mult(), factor):
+                kept[ast.unparse(target)] = factor
+            case ast.Expr(ast.Call(ast.Attribute(own, "mul_"), [factor])) | ast.Expr(
+                ast.Call(ast.Attribute(ast.Name("torch"), "_foreach_mul_"), [own, factor])
+            ):
+                kept[ast.unparse(own)] = factor
+            case ast.AugAssign(target, ast.Add(), added) if (
+                name := ast.unparse(target)
+            ) in kept and "loss" not in name:
+                if any(_complement(kept[name], share) for share in _factors(added)):
+                    yield each
+            case ast.Expr(ast.Call(ast.Attribute(own, "add_"), [added]) as call) | ast.Expr(
+                ast.Call(ast.Attribute(ast.Name("torch"), "_foreach_add_"), [own, added]) as call
+            ) if (name := ast.unparse(own)) in kept:
+                if any(_complement(kept[name], share) for share in _shares(call, added)):
+                    yield call
+
+
+def _shares(call: ast.Call, added: ast.expr) -> list[ast.expr]:
+    """By what a call of ``add_`` may multiply what it adds."""
+    return [*(keyword.value for keyword in call.keywords if keyword.arg == "alpha"), *_factors(added)]
 
 
 def _factors(node: ast.expr) -> list[ast.expr]:

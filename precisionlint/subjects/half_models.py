@@ -16,6 +16,7 @@ from msgspec import Struct
 from precisionlint.facts import HalfModel
 from precisionlint.recipes import HALVES
 from precisionlint.source.flow.words import TEST_PATH
+from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -77,7 +78,7 @@ class Scope:
     ``self`` has one name in all of them."""
 
     def __init__(self, body: Sequence[ast.stmt], top: Sequence[ast.stmt], of_class: bool) -> None:
-        nodes = [node for each in body for node in ast.walk(each)]
+        nodes = [node for each in body for node in walk(each)]
         self.nodes = sorted(nodes, key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
         self.of_class = of_class
         self.values: dict[str, list[ast.expr]] = {}
@@ -170,7 +171,7 @@ class Scope:
         return any(self.mentions(each, name) for each in given)
 
     def mentions(self, node: ast.expr, name: str, depth: int = 0) -> bool:
-        for each in ast.walk(node):
+        for each in walk(node):
             if isinstance(each, ast.Call):
                 of = spelled(each.func.value) if isinstance(each.func, ast.Attribute) else ""
                 if PARAMETERS.search(last(each.func)) and (of == name or of.startswith(f"{name}.")):

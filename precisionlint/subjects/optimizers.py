@@ -1,7 +1,8 @@
-"""Optimizers that a program writes itself: the dtype of their second moment, and of the arithmetic with it.
+"""Optimizers that a program writes itself: the dtype of their moments, and of the arithmetic with them.
 
-Read where it stands, by the names that Adam's descendants give it. What makes up for the rounding (a compensation, stochastic
-rounding, fp32 masters) is left alone, and so is a moment that is cast to fp32 where it is used.
+Read where it stands, by the names that Adam's descendants give it: the second moment, and where an optimizer has none, what else it
+averages gradients in. What makes up for the rounding (a compensation, stochastic rounding, fp32 masters) is left alone, and so is a moment
+that is cast to fp32 where it is used.
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ from precisionlint.subjects import File
 from precisionlint.subjects.tree import constant
 
 SECOND = re.compile(
-    r"(?<!max_)(?:exp_avg_(?:sq|var)|square_avg|second_moment)|(?:^|_)variance$|^(?:nu|(?:momentum_)?v|v_?mean)$"
+    r"(?<!max_)(?:exp_avg_(?:sq|var)|square_avg|second_moment|moment_?2)|(?:^|_)variance$|^(?:nu|(?:momentum_)?v|v_?mean)$"
 )
 """What the running average of squared gradients is called."""
+SECOND_NAMED = re.compile(r"exp_avg_(?:sq|var)|square_avg|second_moment|variance")
+FIRST = re.compile(
+    r"^(?:exp_avg|grad_avg|avg_grad|mom(?:entum)?\w*|m|m1|ema|velocity|buf\w*|first_moment)$|(?:^|_)(?:exp_avg|momentum)$"
+)
+"""What the running average, or sum, of gradients is called in the state of an optimizer."""
+GRADIENT = re.compile(r"^(?:grads?|g|gradient|d_p|update)$|_grad$|^grad_")
 MADE = ("zeros_like", "zeros", "empty_like", "empty", "full_like", "full", "new_zeros", "clone")
 CAREFUL = re.compile(r"kahan|compensat|stochastic|master|error_feedback|(?<!grad_)residual|round", re.I)
 DOCUMENTED = re.compile(r'"{3}.*?"{3}' + r"|'{3}.*?'{3}|#[^\n]*", re.S)
@@ -38,7 +45,10 @@ OF_WEIGHTS = re.compile(r"^(?:p|params?|parameter|w|weight)$|(?:^|_)grads?(?:_ch
 
 
 def read(file: File) -> Iterator[Moment]:
-    """The second moments of a file's optimizers: where they are made, and where they are averaged as they are."""
+    """The moments of a file's optimizers: where they are made, and where they are averaged as they are. Of an optimizer that has a second
+    moment, that alone: less is left of it than of the first."""
+    first: list[tuple[ast.stmt, Moment]] = []
+    second: set[ast.stmt] = set()
     for node in file.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _is_outer(node):
             text = COMMENT.sub("", "\n".join(file.lines[node.lineno - 1 : node.end_lineno]))
@@ -47,21 +57,27 @@ def read(file: File) -> Iterator[Moment]:
             if not UPDATES.search(text) or CAREFUL.search(around):
                 continue
             own = [each for each in walk(node) if isinstance(each, (ast.Assign, ast.Call))]
-            for moment in _kept(file, own, text):
-                if not moment.made or not TEST_PATH.search(file.display):
-                    yield moment
+            found = [each for each in _kept(file, own, text) if not each.made or not TEST_PATH.search(file.display)]
             if not WIDE.search(COUNTS.sub("", text)):
-                yield from _averages(file, own, bool(OF_GRADIENTS.search(text)))
+                found += _averages(file, own, bool(OF_GRADIENTS.search(text)))
+            yield from (each for each in found if not each.first)
+            first += [(outer, each) for each in found if each.first]
+            if any(not each.first for each in found) or SECOND_NAMED.search(around):
+                second.add(outer)
+    yield from (moment for outer, moment in first if outer not in second)
 
 
 def _kept(file: File, own: list[ast.Assign | ast.Call], text: str) -> Iterator[Moment]:
     """``state["exp_avg_sq"] = torch.zeros_like(…)``: in half, or like the weights."""
     for each in own:
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Subscript) and _second(each.targets[0]):
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Subscript):
+            first = _first(each.targets[0]) and not TEST_PATH.search(file.display)
+            if not first and not _second(each.targets[0]):
+                continue
             half = _made_in_half(each.value)
             made = not half and _made_like_weights(each.value, text)
-            if half or made:
-                yield Moment(file.place(each), (), _words(each.targets[0]), half, made)
+            if made or (half and not first):
+                yield Moment(file.place(each), (), _words(each.targets[0]), half, made, first)
 
 
 def _is_outer(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -93,6 +109,30 @@ def _averages(file: File, own: list[ast.Assign | ast.Call], of_gradients: bool) 
             or (op == "add_" and decayed and (known or (of_gradients and _square(call.args[0]))))
         ):
             yield Moment(file.place(call), (), _words(holder), "")
+        elif of_gradients and _averages_gradient(call, decayed):
+            yield Moment(file.place(call), (), _words(holder), "", first=True)
+
+
+def _averages_gradient(call: ast.Call, decayed: bool) -> bool:
+    """``m.lerp_(grad, 1 - beta)``, ``m.mul_(beta).add_(grad, alpha=1 - beta)``"""
+    op = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    shares = [keyword.value for keyword in call.keywords if keyword.arg in ("alpha", "weight")] + call.args[1:]
+    left = any(
+        isinstance(share, ast.BinOp) and isinstance(share.op, ast.Sub) and constant(share.left) == 1 for share in shares
+    )
+    of = call.args[0]
+    return (
+        left
+        and (op == "lerp_" or (op == "add_" and decayed))
+        and isinstance(of, (ast.Name, ast.Attribute))
+        and bool(GRADIENT.search(of.id if isinstance(of, ast.Name) else of.attr))
+    )
+
+
+def _first(target: ast.Subscript) -> bool:
+    """Whether an item of the state is what gradients are averaged or summed up in, by its name."""
+    key = constant(target.slice)
+    return isinstance(key, str) and bool(FIRST.search(key)) and "state" in _words(target.value)
 
 
 def _of_one(factors: list[ast.expr]) -> bool:

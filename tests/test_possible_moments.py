@@ -1,0 +1,151 @@
+"""Averages of weights and of gradients that a program writes itself, in the dtype of what they average: possible, and nothing of their
+sound relatives."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from precisionlint import check
+
+AVERAGE = """
+import torch
+
+
+class Smoothed:
+    def __init__(self, net, slow):
+        self.slow = slow
+        self.ema = [weight.detach().clone() for weight in net.parameters()]
+
+    def to(self, device=None, dtype=None):
+        self.ema = [weight.to(device=device, dtype=dtype) for weight in self.ema]
+
+    @torch.no_grad()
+    def update(self, net):
+        slow, rest = self.slow, 1 - self.slow
+        for kept, param in zip(self.ema, net.parameters()):
+            {blend}
+"""
+
+
+def told(folder: Path, rule: str, text: str) -> list[int]:
+    (folder / "case.py").write_text(textwrap.dedent(text), encoding="utf-8")
+    found = check([str(folder / "case.py")], select=[rule], min_confidence="possible").findings
+    assert {each.confidence for each in found} <= {"possible"}
+    return [each.place.line for each in found]
+
+
+@pytest.mark.parametrize(
+    "blend",
+    [
+        "kept.add_(rest * (param - kept))",
+        "kept.add_(param - kept, alpha=rest)",
+        "kept.mul_(slow); kept.add_(param, alpha=1 - slow)",
+        "kept *= slow; kept += (1 - slow) * param.detach()",
+        "torch._foreach_mul_([kept], slow); torch._foreach_lerp_([kept], [param], 1 - slow)",
+        "torch._foreach_mul_(kept, slow); torch._foreach_add_(kept, param, alpha=1 - slow)",
+        "kept.copy_(torch.lerp(kept, param, 1 - slow))",
+    ],
+)
+def test_an_average_of_weights_however_it_is_spelled(tmp_path: Path, blend: str) -> None:
+    assert told(tmp_path, "half-ema", AVERAGE.format(blend=blend)) == [17]
+
+
+@pytest.mark.parametrize(
+    "blend",
+    [
+        "kept.add_(rest * (param.float() - kept))",
+        "kept.add_(param)",
+        "kept.mul_(slow); kept.add_(param)",
+        "kept *= 0.5; kept += 0.5 * param",
+        "kept.loss *= 1 - slow; kept.loss += slow * param",
+    ],
+)
+def test_what_is_wide_or_no_slow_average_is_not_told(tmp_path: Path, blend: str) -> None:
+    assert told(tmp_path, "half-ema", AVERAGE.format(blend=blend)) == []
+
+
+CHOSEN = """
+import torch
+
+
+def equip(options, net, net_ema):
+    dtype = {dtype}
+    net.cuda()
+    if options.ema_start_iters:
+        net_ema.load_state_dict(net.state_dict())
+        net_ema.to(dtype).eval().requires_grad_(False)
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "lines"),
+    [
+        ("getattr(torch, options.dtype) if options.dtype else torch.float32", [10]),
+        ("torch.bfloat16", [10]),
+        ("torch.float32", []),
+        ("next(net.parameters()).dtype", []),
+    ],
+)
+def test_an_average_in_the_dtype_that_a_setting_chooses(tmp_path: Path, dtype: str, lines: list[int]) -> None:
+    assert told(tmp_path, "half-ema", CHOSEN.format(dtype=dtype)) == lines
+
+
+SIGNED = """
+import torch
+from torch.optim.optimizer import Optimizer
+
+
+class Signed(Optimizer):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            beta = group["beta"]
+            for p in group["params"]:
+                state = self.state[p]
+                grad = p.grad{wide}
+                if not state:
+                    state["{name}"] = {made}
+                    {more}
+                mean = state["{name}"]
+                p.add_(torch.sign(mean.lerp(grad, 0.1)), alpha=-group["lr"])
+                {averaged}
+"""
+LIKE, NONE = "torch.zeros_like(p)", "pass"
+AVERAGED = "mean.mul_(beta).add_(grad, alpha=1 - beta)"
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "averaged", "lines"),
+    [
+        ("exp_avg", LIKE, AVERAGED, [15, 19]),
+        ("exp_avg", "torch.zeros_like(p, dtype=torch.float32)", "mean.lerp_(grad, 1 - beta)", []),
+        ("momentum_buffer", "grad.new_zeros(p.shape)", "mean.mul_(beta).add_(grad)", [15]),
+    ],
+)
+def test_what_an_optimizer_without_a_second_moment_averages_gradients_in(
+    tmp_path: Path, name: str, made: str, averaged: str, lines: list[int]
+) -> None:
+    text = SIGNED.format(name=name, made=made, averaged=averaged, wide="", more=NONE)
+    assert told(tmp_path, "half-optimizer-state", text) == lines
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "averaged", "wide", "more"),
+    [
+        ("exp_avg", "torch.zeros_like(p, dtype=torch.float32)", AVERAGED, ".float()", NONE),
+        ("exp_avg", LIKE, AVERAGED, "", "state['master_copy'] = p.detach().clone().float()"),
+        ("sign_mask", LIKE, "mean.copy_(grad)", "", NONE),
+    ],
+)
+def test_what_is_kept_in_fp32_or_no_average_is_not_told(
+    tmp_path: Path, name: str, made: str, averaged: str, wide: str, more: str
+) -> None:
+    text = SIGNED.format(name=name, made=made, averaged=averaged, wide=wide, more=more)
+    assert told(tmp_path, "half-optimizer-state", text) == []
+
+
+def test_of_an_optimizer_with_a_second_moment_only_that_is_told(tmp_path: Path) -> None:
+    more = 'state["exp_avg_sq"] = torch.zeros_like(p)'
+    text = SIGNED.format(name="exp_avg", made=LIKE, averaged=AVERAGED, wide="", more=more)
+    assert told(tmp_path, "half-optimizer-state", text) == [16]
