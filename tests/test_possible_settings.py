@@ -57,6 +57,26 @@ def test_a_hook_that_a_setting_decides(tmp_path: Path, switch: str, told: bool) 
     assert found == ([("half-gradient-reduction", "possible", 6)] if told else [])
 
 
+TABLE = """
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
+
+HOOKS = {{
+    "wide": allreduce_hook,
+    "narrow": {hook},
+}}
+
+
+def chosen(name):
+    return HOOKS[name]
+"""
+
+
+@pytest.mark.parametrize(("hook", "told"), [("bf16_compress_hook", True), ("allreduce_hook", False)])
+def test_a_table_of_hooks_that_another_file_chooses_from(tmp_path: Path, hook: str, told: bool) -> None:
+    found = said(tmp_path / "hooks.py", TABLE.format(hook=hook))
+    assert found == ([("half-gradient-reduction", "possible", 5)] if told else [])
+
+
 @pytest.mark.parametrize(
     ("frozen", "adapters", "rank", "confidence"),
     [

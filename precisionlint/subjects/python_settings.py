@@ -36,6 +36,7 @@ DDP_CONFIGS = ("DistributedDataParallelConfig", "ddp", "ddp_config")
 MEGATRON_POLICY = re.compile(r"mixed_precision|MixedPrecision|bf16_mixed|bf16-mixed")
 COLLECTIVES = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor", "_allreduce_fut")
 HOOK = re.compile(r"(?:fp16|bf16)_compress_(?:hook|wrapper)|(?:FP16|BF16)_COMPRESS")
+TAKES_HOOKS = re.compile(r"ddp_comm_hooks|register_comm_hook")
 MEGATRON_BF16 = re.compile(r"bf16[_-]mixed|bf16_with_\w+|\bbf16\s*=\s*True|params_dtype\s*=\s*torch\.bfloat16")
 MEGATRON_TRAINS = re.compile(r"OptimizerConfig|OptimizerModule|pretrain|finetune|get_megatron_optimizer")
 INFERENCE = re.compile(r"\bgenerate\b|\binference\b|\bdeploy")
@@ -65,6 +66,14 @@ def read(file: File) -> Iterator[Recipe]:
 
 
 def _dict(file: File, node: ast.Dict) -> Iterator[Recipe]:
+    for each in node.values:  # a table of hooks, one of which a setting chooses
+        if (
+            isinstance(each, (ast.Name, ast.Attribute))
+            and HOOK.fullmatch(_name(each))
+            and TAKES_HOOKS.search(file.text)
+        ):
+            sent = Setting(_name(each), _name(each)[:4].lower(), file.place(each))
+            yield Recipe(at=sent.at, when=(), framework="DDP", reduces=sent, sure=False, left=True)
     tree = of_python(file, node)
     for table in tables(tree) if isinstance(tree, Table) else ():
         yield from (recipe for recipe in (deepspeed.recipe(table), megatron.of_table(table)) if recipe is not None)
