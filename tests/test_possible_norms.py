@@ -33,6 +33,19 @@ class Norm(nn.Module):
             return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weight  # <-
 """,
     ),
+    "a mean of squares as a sum over how many they are": (
+        "norm-without-upcast",
+        """
+class Norm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        x = x / torch.sqrt(torch.sum(x * x, dim=-1, keepdim=True) / x.shape[-1] + 1e-5)  # <-
+        return self.gain * x
+""",
+    ),
     "squares of many tensors": (
         "half-gradient-norm",
         """
@@ -118,6 +131,17 @@ def run(model, settings, loader, optimizer, update_ema):
 }
 
 SOUND = {
+    "a mean of squares in fp32 as a sum over how many they are": """
+class Norm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        wide = x.float()
+        x = x / torch.sqrt(torch.sum(wide * wide, dim=-1, keepdim=True) / x.shape[-1] + 1e-5)
+        return self.gain * x
+""",
     "lengths in fp32": """
 def unit(directions, eps=1e-5):
     wide = directions.float()

@@ -133,8 +133,13 @@ def operand_of_square(value: Value) -> Value | None:
 
 
 def mean_of_squares(value: Value, limit: int = 12) -> tuple[Value, Value, Value] | None:
-    """(the mean, the square, x) where a value is the mean of x squared, or their sum, seen through additions, clamps, casts and views."""
+    """(the mean, the square, x) where a value is the mean of x squared, or their sum, seen through additions, clamps, casts and views. A sum
+    over a number is a mean."""
     for source in sources(value, frozenset({"view", "either", "add", "clamp", "cast", "attribute"}), limit):
+        if source.op == "div" and len(source.inputs) == 2 and source.inputs[1].dtypes == NUMBER:
+            found = mean_of_squares(source.inputs[0], limit)
+            if found is not None and found[0].op == "sum":
+                return source, *found[1:]
         if source.op in ("mean", "sum") and source.inputs:
             for inner in sources(source.inputs[0]):
                 operand = operand_of_square(inner)
@@ -172,10 +177,13 @@ def norm_without_upcast(state: None, event: Computed) -> Iterator[Any]:
             "norm-without-upcast",
             mean,
             how,
-            f"the {mean.op} of squares is taken in {kept_in(how, operand.dtypes)}: in "
+            f"the {'sum' if mean.op == 'sum' else 'mean'} of squares is taken in {kept_in(how, operand.dtypes)}: in "
             "fp16 300 squared is inf, in bf16 the norm keeps 8 bits; normalise in fp32 and cast the result back",
             needs,
-            (Seen(square.at, "squared as it comes"), Seen(value.at, f"and divided by the root of their {mean.op}")),
+            (
+                Seen(square.at, "squared as it comes"),
+                Seen(value.at, f"and divided by the root of their {'sum' if mean.op == 'sum' else 'mean'}"),
+            ),
             Remedy(
                 (Change("operands", square.at, text="{}.float()"),), "what is not cast back after the norm becomes fp32"
             ),
