@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
-from precisionlint.checks.half_arithmetic import AUTOCAST, HALF_WEIGHTS, TRAINING, grade, hit, kept_in, untold
+from precisionlint.checks.half_arithmetic import AUTOCAST, HALF_WEIGHTS, TRAINING, grade, hit, kept_in, short, untold
 from precisionlint.valueflow import (
     VIEWS,
     Computed,
@@ -52,7 +52,9 @@ def frequencies(value: Value) -> Value | None:
     return find(value, wanted, lambda v: v.op in ("matmul", "outer", "cos", "sin", "layer", "linear"), 24)
 
 
-POSITION = re.compile(r"^(?:t|pos|seq|position(?:s|_ids)?|ids|timesteps?|grid|coords?|seq_idx|idx)$")
+POSITION = re.compile(
+    r"^(?:t|seq|ids|timesteps?|grid|coords?|seq_idx|idx)$|(?:^|_)(?:pos|position)s?(?:_(?:ids?|idx|index|indices))?$"
+)
 
 
 def positions(value: Value) -> bool:
@@ -72,6 +74,8 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
     if value.op in ("sin", "cos") and value.inputs:
         yield from sines_of_product(value, event.scope)
+    if value.op == "cast" and known_half(value.dtypes):
+        yield from tables_in_half(value, event.scope)
     if value.op not in ("matmul", "outer", "mul") or len(value.inputs) < 2 or event.scope.kind == "test":
         return
     left, right = value.inputs[0], value.inputs[1]
@@ -139,6 +143,29 @@ def sines_of_product(value: Value, scope: Scope) -> Iterator[Any]:
     )
 
 
+def tables_in_half(value: Value, scope: Scope) -> Iterator[Any]:
+    """``freqs.cos().bfloat16()``: the angles are right, and what is made of them is rounded."""
+    table = find(value.inputs[0], lambda v: v.op in ("cos", "sin"), lambda v: v.op not in TABLES, 8)
+    if table is None or not table.inputs or scope.kind == "test" or known_half(table.dtypes):
+        return
+    if not ROTARY.search(f"{scope.owner} {scope.function}"):
+        return  # what is added to a vector, or given to a layer, turns nothing
+    product = find(table, lambda v: v.op in ("outer", "matmul", "mul") and len(v.inputs) > 1, limit=16)
+    if product is None or not any(frequencies(each) for each in product.inputs):
+        return
+    name = short(value.dtypes)
+    yield hit(
+        "half-rope",
+        value,
+        "possible",
+        f"the {table.op} of rotary angles is kept in {name}: each is rounded to {'8' if name == 'bf16' else '11'} bits, so that turned vectors "
+        "change their length, and what two of them give depends on where they stand; keep the tables in fp32, turn in fp32 and cast the result",
+        (),
+        (Seen(table.at, f"its {table.op}"),) if table.at is not None else (),
+    )
+
+
+TABLES = VIEWS | {"mul"}
 ANGLES = VIEWS | {"mul", "add", "sub", "neg"}
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 BACKWARD = re.compile(r"(?:^|_)(?:backward|bwd|dgrad|wgrad)(?:_|$)")
 """Functions that compute gradients, by their names: what they call does so too."""
+ANEW = re.compile(r"^(?:update|extend|refresh|grow)(?:_|$)")
+"""Methods that others call at any time, though ``__init__`` may be the first, by their names."""
 SOURCES = 24
 """How many files of the project one file's values are followed into."""
 BUDGET = 150_000
@@ -65,11 +67,15 @@ class Flow:
             called = self.file.called
             later: list[Function] = []
             for cls in list(self.classes):
+                before = self.entered.copy()
                 self.prepare(cls)
                 for name, method in cls.methods.items():
-                    if name in ("__init__", "__new__") or id(method.node) in self.entered:
+                    again = ANEW.search(name) and id(method.node) not in before  # not only while the object is made
+                    if name in ("__init__", "__new__") or (id(method.node) in self.entered and not again):
                         continue
-                    if name in called and name not in ("forward", "backward", "__call__", "step"):
+                    if again:
+                        self.root(method)
+                    elif name in called and name not in ("forward", "backward", "__call__", "step"):
                         later.append(method)
                     elif not self.through_base(cls, name):
                         self.root(method)

@@ -1,0 +1,95 @@
+"""Rotary angles and tables that are rounded wherever a module's callers have it so: possible at least, and nothing of sound relatives."""
+
+from pathlib import Path
+
+import pytest
+
+from precisionlint import check
+
+HEAD = """
+import torch
+from torch import nn
+
+
+"""
+
+TABLES = """
+class Rotary(nn.Module):
+    def __init__(self, width, base=10000):
+        super().__init__()
+        self.inverse = 1.0 / (base ** (torch.arange(0, width, 2).float() / width))
+
+    def forward(self, x):
+        steps = torch.arange(x.shape[1], device=x.device).float()
+        turns = torch.outer(steps, self.inverse)
+        return {cos}, {sin}
+"""
+
+UPDATED = """
+class Rotary(nn.Module):
+    def __init__(self, options):
+        super().__init__()
+        inverse = 1.0 / (options.base ** (torch.arange(0, options.width, 2).float() / options.width))
+        {kept}
+        self.update(1024)
+
+    def update(self, length, start=0):
+        if hasattr(self, "cos") and self.cos.size(0) >= start + length:
+            return self.cos
+        turns = torch.outer(torch.arange(start + length, device=self.inverse.device), self.inverse)
+        self.cos = turns.cos()
+        return self.cos
+"""
+
+GIVEN = """
+class Rotary(nn.Module):
+    def __init__(self, width, dtype):
+        super().__init__()
+        self.dtype = dtype
+        self.inverse = 1.0 / (10000 ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
+
+    def forward(self, x, x_pos):
+        turns = x_pos[..., None]{cast} * self.inverse{cast}
+        return turns.cos().to(self.dtype)
+"""
+
+
+def told(folder: Path, text: str) -> list[int]:
+    (folder / "rotary.py").write_text(HEAD + text, encoding="utf-8")
+    report = check([str(folder / "rotary.py")], select=["half-rope"], min_confidence="possible")
+    assert not report.errors
+    return sorted({each.place.line for each in report.findings})
+
+
+@pytest.mark.parametrize(
+    ("cos", "sin", "lines"),
+    [
+        ("turns.cos().bfloat16()", "turns.sin()", [15]),
+        ("turns.cos()", "(0.5 * turns.sin()).to(torch.float16)[None]", [15]),
+        ("turns.cos()", "turns.sin()", []),
+        ("turns.cos().float()", "turns.sin().type_as(x)", []),
+    ],
+)
+def test_tables_that_are_kept_in_half(tmp_path: Path, cos: str, sin: str, lines: list[int]) -> None:
+    assert told(tmp_path, TABLES.format(cos=cos, sin=sin)) == lines
+
+
+def test_sines_that_turn_nothing_may_be_half(tmp_path: Path) -> None:
+    text = TABLES.replace("class Rotary", "class Clock").format(cos="turns.cos().half()", sin="turns.sin().half()")
+    assert told(tmp_path, text) == []
+
+
+@pytest.mark.parametrize(
+    ("kept", "lines"),
+    [
+        ('self.register_buffer("inverse", inverse, persistent=False)', [11]),
+        ("self.inverse = inverse", []),
+    ],
+)
+def test_what_init_runs_first_and_others_later(tmp_path: Path, kept: str, lines: list[int]) -> None:
+    assert told(tmp_path, UPDATED.format(kept=kept)) == lines
+
+
+@pytest.mark.parametrize(("cast", "lines"), [(".to(x.dtype)", [14]), (".float()", [])])
+def test_positions_by_a_longer_name(tmp_path: Path, cast: str, lines: list[int]) -> None:
+    assert told(tmp_path, GIVEN.format(cast=cast)) == lines
