@@ -15,6 +15,7 @@ from typing import Any
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.findings import Confidence, Severity
 from precisionlint.valueflow import (
+    NUMBER,
     RANK,
     UNKNOWN,
     VIEWS,
