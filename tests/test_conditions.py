@@ -224,3 +224,40 @@ def test_a_scaler_has_the_name_that_it_is_assigned_to(tmp_path: Path, made: str,
     file.write_text(MADE.format(made=made, name=name), encoding="utf-8")
     messages = [each.message for each in check([str(file)], select=["scaler-not-checkpointed"], assume={}).findings]
     assert [f"but not '{name}'" in each for each in messages] == [True]
+
+
+GROUPED = """
+import torch
+from torch import nn
+
+
+def train(batches):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)).bfloat16()
+    groups = [{groups}]
+    optimizer = torch.optim.SGD(groups, {rest})
+    for x in batches:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("groups", "rest", "severity", "rate"),
+    [
+        ('{"params": model[0].parameters()}, {"params": model[1].parameters()}', "lr=0.1", "warning", "lr 0.1"),
+        ('{"params": model[0].parameters(), "lr": 1e-5}, {"params": model[1].parameters()}', "lr=0.1", "error", "1e-05"),
+        ('{"params": model[0].parameters(), "lr": 0.5}, {"params": model[1].parameters(), "lr": 0.2}', "lr=1e-5", "warning", "lr 0.2"),
+        ('{"params": model[0].parameters(), "lr": 0.0}, {"params": model[1].parameters(), "lr": 0.2}', "lr=1e-5", "warning", "lr 0.2"),
+        ('{"params": model[0].parameters(), "lr": given()}, {"params": model[1].parameters(), "lr": 0.2}', "lr=0.1", "error", "copy:"),
+    ],
+    ids=["rate of all", "one of its own", "each its own", "one stands", "one unknown"],
+)  # fmt: skip
+def test_groups_are_stepped_at_their_own_rates(
+    tmp_path: Path, groups: str, rest: str, severity: str, rate: str
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(GROUPED.format(groups=groups, rest=rest), encoding="utf-8")
+    (found,) = check([str(file)], select=["bf16-only-weights"]).findings
+    assert found.severity == severity
+    assert rate in found.message

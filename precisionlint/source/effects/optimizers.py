@@ -24,7 +24,7 @@ from precisionlint.source.effects.engines import engine_of, stepping
 from precisionlint.source.effects.scaling import make_scaler
 from precisionlint.source.effects.trainers import equip
 from precisionlint.source.effects.weights import born
-from precisionlint.source.evaluate import class_attribute
+from precisionlint.source.evaluate import class_attribute, elements
 from precisionlint.source.objects import named, weights_of
 from precisionlint.source.state import State
 from precisionlint.source.values import NONE, Class, Const, External, Func, Obj, Sym, Value
@@ -47,10 +47,7 @@ CAREFUL = re.compile(
 def make_optimizer(it: Interpreter, state: State, instr: p.Call, cls: str, args: Args, obj: Obj) -> Outcome:
     params = argument(args, 0, "params", "optimizer_grouped_parameters", "parameters") or NONE
     weights = weights_of(it, state, params)
-    rate = argument(args, 1, "lr")
-    lr = rate.value if isinstance(rate, Const) and isinstance(rate.value, (int, float)) else None
-    if isinstance(rate, Sym) and isinstance(rate.default, Const) and isinstance(rate.default.value, float):
-        lr = rate.default.value
+    lr = rate_of(it, state, params, rate(argument(args, 1, "lr")))
     settings = tuple((k, v.value) for k, v in args if k not in (None, "*", "**") and isinstance(v, Const))
     eps = next((v for k, v in args if k == "eps"), None)
     if isinstance(eps, Sym):  # an option: its default, where it has one
@@ -78,6 +75,26 @@ def make_optimizer(it: Interpreter, state: State, instr: p.Call, cls: str, args:
         ),
     )
     return one(state, obj)
+
+
+def rate(value: Value | None) -> float | None:
+    """A learning rate as far as it is known: a number, or the default of an option."""
+    if isinstance(value, Const) and isinstance(value.value, (int, float)):
+        return value.value
+    if isinstance(value, Sym) and isinstance(value.default, Const) and isinstance(value.default.value, float):
+        return value.default.value
+    return None
+
+
+def rate_of(it: Interpreter, state: State, params: Value, lr: float | None) -> float | None:
+    """The smallest rate at which an optimizer updates any of its groups, ``lr`` being that of those that give none; None where that of
+    one is not known."""
+    groups = [state.heap.get(each, {}) for each in elements(it, state, params) or () if isinstance(each, Obj)]
+    rates = [rate(group["lr"]) if "lr" in group else lr for group in groups if "params" in group]
+    known = [each for each in rates if each is not None]
+    if not rates or len(known) < len(rates):
+        return None if rates else lr
+    return min((each for each in known if each), default=0)
 
 
 def made(it: Interpreter, state: State, instr: p.Call, obj: Obj, args: Args) -> Outcome | None:
