@@ -60,16 +60,17 @@ TRIGGER = Marks(
 STRONG = Marks(
     "clip_grad", "Trainer(", "Trainer)", "Trainer,",
     patterns={
-        "unscale_": r"unscale_(?!\w*layers)",
+        "unscale_": r"unscale_(?!\w*layer)",
         ".step(": r"(?<!cheduler)(?<!chedulers)(?<!sched)\.step\(",
-        "backward": r"\bbackward\w*\(",
-        "caler": r"(?<![Uu]p)[Ss]caler\b",
+        "backward": r"(?<!def )\bbackward\w*\(",
+        "caler": r"GradScaler|(?<![Uu]p)[Ss]caler\s*[.(\[]",
         "from_pretrained": r"from_pretrained\([^()]*dtype=torch\.(?:b?float16|half)",
         "parameters": r"\b(?:AdamW?|SGD)\(\s*(?:params=)?\w*model\.parameters\(",
     },
 )  # fmt: skip
 """What a program's text must reach for it to be able to hold a fault at all; see ``NEEDING`` for what does so beside something else. A
-scheduler's step is none: those of diffusion models denoise, those of learning rates matter beside a scaler's."""
+scheduler's step is none: those of diffusion models denoise, those of learning rates matter beside a scaler's; nor is a scaler that is only
+handed on, or the definition of a backward."""
 
 OPS = Marks(
     "custom_op", "autograd.Function", "torch.ops.", "triton_op", "wrap_triton",
@@ -92,7 +93,8 @@ AVERAGES = Marks(
 )
 """What averages weights."""
 
-AUTOCAST = Marks("utocast")
+AUTOCAST = Marks(patterns={"utocast": r"utocast(?:\w*\(|\b(?!\s*=[^=]))"})
+"""What may enter a region; an argument that is called after one enters none."""
 HALF = Marks("half", "float16", "fp16", "bf16", "utocast", "dtype", "recision")
 """What a text that makes something half holds."""
 

@@ -156,11 +156,19 @@ def walk(node: ast.AST) -> list[ast.AST]:
 REMARK = r"^[ \t]*#[^\n]*$|(?<=\s)#[^\"'\n]*$"
 """A comment to the end of its line; one behind code that holds quotes may be a part of a string."""
 COMMENT = re.compile(REMARK)
+STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'")
+"""A string within a line; of one over several lines, what stands between two quotes."""
+
+
+def unless_prose(string: re.Match[str]) -> str:
+    """A string that names something, or an empty one for words: a message is read by people, whatever it speaks of."""
+    return string[0] if " " not in string[0] else '""'
 
 
 def without_remarks(syntax: ast.Module, lines: list[str]) -> list[str]:
-    """The lines of a file with blanks for what only a reader reads: comments, docstrings and other strings that stand alone."""
+    """The lines of a file with blanks for what only a reader reads: comments, docstrings and other strings that stand alone, messages."""
     told = [COMMENT.sub("", line) if "#" in line else line for line in lines]
+    told = [STRING.sub(unless_prose, line) if '"' in line or "'" in line else line for line in told]
     for node in statements(syntax.body):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             first, last = node.lineno, node.end_lineno or node.lineno
