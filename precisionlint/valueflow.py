@@ -161,10 +161,10 @@ class Defined(Event, frozen=True, eq=False):
 
 class Shows(Struct, frozen=True):
     """A fact about the programs of a file that a finding needs (``Hit.needs``): ``"training"``, ``"fp16"``, ``"bf16"``, ``"half"`` (either),
-    ``"half parameters"`` (kept in half: buffers are half as well), ``"half weights"`` (those, or FSDP's half copies, in a file that trains),
-    ``"half gradients"``, ``"half autocast"``, ``"loss under autocast"``. ``elsewhere``: another file of theirs must say it, since what
-    this one shows is followed on its paths. ``bare``: by a program that runs under no autocast, which would lift the op to fp32. See
-    ``source/flow/evidence.py``."""
+    ``"half parameters"``, ``"half buffers"`` (by a cast of the whole model: ``from_pretrained`` casts none), ``"half weights"`` (parameters,
+    or FSDP's half copies, in a file that trains), ``"half gradients"``, ``"half autocast"``, ``"loss under autocast"``. ``elsewhere``: another
+    file of theirs must say it, since what this one shows is followed on its paths. ``bare``: by a program that runs under no autocast, which
+    would lift the op to fp32. See ``source/flow/evidence.py``."""
 
     what: str
     elsewhere: bool = False

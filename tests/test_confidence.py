@@ -803,6 +803,93 @@ def test_a_parameter_whose_default_is_0_is_a_number_and_no_dtype_follows_it(tmp_
     assert "offset" not in rope.message
 
 
+ROTARY_MODEL = """
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+
+class Rotary(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / (10000 ** (torch.arange(0, dim, 2).float() / dim)), persistent=False)
+
+    def forward(self, x):
+        angles = torch.outer(torch.arange(x.shape[1], device=x.device).float(), self.inv_freq)
+        return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+class Model(PreTrainedModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.rotary = Rotary(64)
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.layer(x * self.rotary(x)).square().mean()
+"""
+TRAINS_MODEL = """
+import torch
+
+from model import Model
+
+model = {made}
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for x in torch.randn(10, 8, 16, 64):
+    model(x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ('Model.from_pretrained("base", torch_dtype=torch.bfloat16)', []),  # seen with transformers 5.24
+        ('Model.from_pretrained("base").to(torch.bfloat16)', ["likely"]),
+        ('Model.from_pretrained("base", torch_dtype=torch.bfloat16).bfloat16()', ["likely"]),
+    ],
+    ids=["loaded", "cast", "loaded and cast"],
+)
+def test_loading_in_half_casts_no_buffer(tmp_path: Path, made: str, told: list[str]) -> None:
+    (tmp_path / "model.py").write_text(ROTARY_MODEL)
+    (tmp_path / "train.py").write_text(TRAINS_MODEL.format(made=made))
+    ropes = [each for each in check([tmp_path]).findings if each.rule == "half-rope"]
+    assert [each.confidence for each in ropes] == told
+
+
+ROOT_MEAN_SQUARE = """
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+
+class Model(PreTrainedModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.weight = nn.Parameter(torch.ones(64))
+
+    def forward(self, x):
+        return (self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).square().mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ('Model.from_pretrained("base", torch_dtype=torch.bfloat16)', ["likely"]),
+        ('Model.from_pretrained("base", dtype=torch.bfloat16)', ["likely"]),
+        ('Model.from_pretrained("base", dtype=torch.float32)', []),
+    ],
+    ids=["torch_dtype", "dtype", "wide"],
+)
+def test_weights_are_loaded_in_half_by_either_name(tmp_path: Path, made: str, told: list[str]) -> None:
+    (tmp_path / "model.py").write_text(ROOT_MEAN_SQUARE)
+    (tmp_path / "train.py").write_text(TRAINS_MODEL.format(made=made))
+    norms = [each for each in check([tmp_path]).findings if each.rule == "norm-without-upcast"]
+    assert [each.confidence for each in norms] == told
+
+
 def test_a_bound_close_to_one_is_told_as_it_is_written(tmp_path: Path) -> None:
     (tmp_path / "density.py").write_text(
         "import torch\n\n\ndef density(y):\n    y = torch.clamp(y, -0.99999997, 0.99999997)\n    return 0.5 * (y.log1p() - (-y).log1p())\n"

@@ -214,7 +214,7 @@ def cast_frequencies(held: Value, used: Value) -> Hit:
         f"back, and {angles} are wrong by radians within 8k positions; make them anew in fp32, or keep them out of the cast",
         (Seen(used.at, "the angles are made of them"),),
         confidence="likely",
-        needs=(TRAINING, Shows("half parameters")),
+        needs=(TRAINING, Shows("half buffers")),
     )
 
 

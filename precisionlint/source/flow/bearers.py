@@ -235,14 +235,16 @@ class Following:
 
 
 def cast_at(tree: ast.Module, line: int) -> Iterator[tuple[ast.expr, tuple[Definition, ...]]]:
-    """The objects that a line casts, with what is around them: of ``x.half()`` x, of ``X.from_pretrained(…, torch_dtype=…)`` what it gives."""
+    """The objects that a line casts, with what is around them: of ``x.half()`` x, of ``X.from_pretrained(…, dtype=…)`` what it gives."""
     for call, around in calls_with_surroundings(tree):
         if not call.lineno <= line <= (call.end_lineno or line):
             continue
         if isinstance(call.func, ast.Attribute) and call.func.attr in CASTS and call.func.value.end_lineno == line:
             yield call.func.value, around
         elif any(
-            each.arg == "torch_dtype" and each.value.lineno == line and not WIDE.search(ast.unparse(each.value))
+            each.arg in ("torch_dtype", "dtype")
+            and line in (each.value.lineno, call.func.end_lineno)
+            and not WIDE.search(ast.unparse(each.value))
             for each in call.keywords
         ):
             yield call, around

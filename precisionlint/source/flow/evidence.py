@@ -24,8 +24,8 @@ from precisionlint.valueflow import Shows
 FILES = 5_000
 """How many files of a project are looked at."""
 
-MODEL = rb"(?:\w*[Mm]odel|\w*[Nn]et|unet\w*|\w*transformer|\w*encoder\w*|\w*decoder|backbone|generator|module|self|\w*critic|policy)"
-MOVED = rb"(?:\.(?:cuda|to|train|eval|requires_grad_)\([^()\n]*\))*"
+MODEL = rb"(?:\w*[Mm]odel|AutoModel\w*|\w*[Nn]et|unet\w*|\w*transformer|\w*encoder\w*|\w*decoder|backbone|generator|module|self|\w*critic|policy)"
+MOVED = rb"(?:\.(?:cuda|to|train|eval|requires_grad_|from_pretrained|from_config)\([^()\n]*\))*"
 COMPILED = rb"(?<!_cuda)(?<!_cpp)(?<!_ext)(?<!_C)(?<!_module)(?<!_backend)(?<!_lib)(?<!kernels)"
 """Not after a module of compiled code: its ``backward`` is one of an op."""
 TRAINS = re.compile(
@@ -41,6 +41,15 @@ RUNS = re.compile(rb"\.backward\(|\bTrainer\(|LightningCLI\(|\.fit\(")
 """What a trainer steps, and what makes one."""
 OF_TORCH = rb"(?<!\bte\.)(?<!transformer_engine\.)(?<!fp8_)(?<!\bdef )(?<!\bclass )"
 """What does not stand before ``autocast``: Transformer Engine's regions are of FP8, and leave other ops as they are."""
+CAST = (
+    MODEL
+    + rb"(?:\([^()\n]*\))?"
+    + MOVED
+    + rb"\.(?:half\(\)|bfloat16\(\)|to\([^)\n]*(?:float16|bfloat16|torch\.half|dtype\b))"
+    rb"|set_default_dtype\(\s*(?:torch\.)?b?(?:float16|half)|bf16-true|16-true|\.convert_to_fp16\(\)"
+    rb"|Float16Module|FP16_?Optimizer|\bpure_(?:half|bf16|fp16)|\.half\(\)\.cuda\(\)"
+)
+"""What casts a whole model, its buffers with it."""
 PATTERNS = {
     "training": TRAINS,
     "fp16": re.compile(
@@ -57,9 +66,7 @@ PATTERNS = {
         rb"[^\n]*:[ \t]*\n(?:[^\n]*\n){0,8}?[^\n]*(?:loss|criterion|targets?\b)"
     ),
     "half parameters": re.compile(
-        MODEL + rb"(?:\([^()\n]*\))?" + MOVED + rb"\.(?:half\(\)|bfloat16\(\)|to\([^)\n]*(?:float16|bfloat16|torch\.half|dtype\b))"
-        rb"|\btorch_dtype\s*=|set_default_dtype\(\s*(?:torch\.)?b?(?:float16|half)|bf16-true|16-true|\.convert_to_fp16\(\)"
-        rb"|Float16Module|FP16_?Optimizer|\bpure_(?:half|bf16|fp16)|\.half\(\)\.cuda\(\)"
+        CAST + rb"|\btorch_dtype\s*=|\bfrom_(?:pretrained|config)\([^()]*\bdtype\s*=\s*torch\.(?:b?float16|half)\b"
     ),
     "a device with its index": re.compile(
         rb"['\"](?:cuda|xpu|npu|hip):(?:\d|\{|['\"])|\btorch\.device\(\s*['\"](?:cuda|xpu|npu|hip)['\"]\s*,"
@@ -74,8 +81,10 @@ WORDS: dict[str, tuple[bytes, ...]] = {
     "half copies": (b"param_dtype",),
 }
 """What a file must hold for the slower patterns to match anywhere in it."""
-ASIDE = {"half parameters": re.compile(rb"save\w*\(|state_dict\(|copy\(|export|onnx|\beval\(\)", re.I)}
-"""What says in the same line that it is done to a copy: for a file, or to look at."""
+ASIDE = re.compile(rb"save\w*\(|state_dict\(|copy\(|export|onnx|\beval\(\)", re.I)
+"""What says in the same line that a cast is done to a copy: for a file, or to look at."""
+CASTS = {"half parameters": PATTERNS["half parameters"], "half buffers": re.compile(CAST)}
+"""What is shown by a cast of a model that may hold the code at hand; what shows the second shows the first."""
 DTYPE_AWARE = re.compile(
     rb"\.dtype\b|\btype_as\(|\bdtype\s*=\s*dtype\b|\b\w+\.float\(\)\.\w|b?float16\b|\.half\(\)|\.to\(tl\.float32\)"
 )
@@ -180,16 +189,16 @@ class Evidence:
     def line_of(self, need: Shows, what: str, path: Path, near: Path) -> int | None:
         """Where a file shows it to the one at hand."""
         lines = self.lines(path)
-        if what not in lines or (need.bare and self.under_autocast(path)):
+        if ("half parameters" if what in CASTS else what) not in lines or (need.bare and self.under_autocast(path)):
             return None
         if need.what in IN_TRAINING and path != near and "training" not in lines:
             return None
         if need.what == "half gradients" and path != near and not OPTIMIZES.search(self.text(path)):
             return None  # gradients of what it casts are not its to step: a frozen model that others learn from
-        if what == "half parameters":
+        if what in CASTS:
             if path != near and self.trains and not any(self.leads(one, path) for one in self.training):
                 return None  # what no program that trains runs: for inference
-            return self.cast(path, near, trained=need.what == "half gradients")
+            return self.cast(path, near, what, trained=need.what == "half gradients")
         if what in SPOKEN and not self.takes_part(path, near):
             return None
         return lines[what]
@@ -207,10 +216,10 @@ class Evidence:
         training = (one for one in self.programs(near) if "training" in self.lines(one))
         return any(self.leads(one, path) or (optimizes and self.leads(path, one)) for one in training)
 
-    def cast(self, path: Path, near: Path, *, trained: bool) -> int | None:
+    def cast(self, path: Path, near: Path, what: str, *, trained: bool) -> int | None:
         """The first line in which a file casts an object that may hold the code at hand; where that is no module's, any object. ``trained``:
         one that gets gradients, whatever its code is."""
-        found = lines_of(PATTERNS["half parameters"], self.text(path), ASIDE["half parameters"])
+        found = lines_of(CASTS[what], self.text(path), ASIDE)
         if trained:
             return next((line for line in found if not self.bearers.is_frozen(path, line)), None)
         if not MODULE.search(self.text(near)):
@@ -330,7 +339,7 @@ class Evidence:
                 told = data
                 if what == "training" and b"\ndef " in data:
                     told = SELF_TEST.sub(lambda text: b"\n" * text[0].count(b"\n"), data)
-                line = next(lines_of(pattern, told, ASIDE.get(what)), None)
+                line = next(lines_of(pattern, told, ASIDE if what in CASTS else None), None)
                 if line is not None:
                     found[what] = line
             self._lines[path] = found
