@@ -385,3 +385,34 @@ CLIP = "nn.utils.clip_grad_norm_({}, 1.0)"
 )
 def test_a_clip_before_what_unscales_in_a_function_of_its_own_is_possible(tmp_path: Path, text: str, many: int) -> None:
     assert told(tmp_path, HEAD + text, "clip-before-unscale") == [("info", "possible")] * many
+
+
+TIMED = """
+import torch
+
+
+def train(model, loader, optimizer):
+    model = model.cuda()
+    for x in loader:
+        with torch.autocast("cuda"):
+            loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def warm_up(model, x):
+    model = model.cuda()
+    for _ in range(10):
+        with torch.autocast("cuda"):
+            loss = model(x).mean()
+        loss.backward()
+    torch.cuda.synchronize()
+"""
+
+
+def test_fp16_gradients_that_nothing_is_seen_to_step_with_are_possible(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(TIMED, encoding="utf-8")
+    found = check([str(file)], select=["fp16-without-scaler"], min_confidence="possible").findings
+    assert [(each.place.line, each.confidence) for each in found] == [(10, "certain"), (20, "possible")]

@@ -90,11 +90,13 @@ def switched_off(maker: Made, event: LossScaled) -> Remedy | None:
 
 @FAMILY.rule("fp16-without-scaler", Backward, ScalerMade, LossScaled, Step, ZeroGrad)
 def fp16_without_scaler(ledger: Ledger, event: Backward | ScalerMade | LossScaled | Step | ZeroGrad) -> Iterator[Any]:
-    """Reported where it runs backward, unless the gradients are seen to be dropped and are never seen to be stepped with."""
+    """Reported where a step follows; where none is seen, as possible (what only measures or compares gradients loses little by theirs), and
+    not at all where the gradients are dropped."""
     match event:
         case Backward():
             if fp16_unscaled(event):
-                yield replace(unprotected(event), unless=(A_SCALER, dropped(event)))
+                seen = {} if ledger.window else {"confidence": "possible"}
+                yield replace(unprotected(event), unless=(A_SCALER, dropped(event)), **seen)
         case Step():
             if ledger.fp16 is not None:
                 yield unprotected(ledger.fp16)
