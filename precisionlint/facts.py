@@ -90,6 +90,13 @@ class Average(Event, frozen=True, eq=False):
     cast: str = ""
 
 
+class GradientSum(Event, frozen=True, eq=False):
+    """Gradients are summed in ``name``, which a program keeps itself, in their own dtype or in that of what is ``like`` it."""
+
+    name: str
+    like: str = ""
+
+
 class Moment(Event, frozen=True, eq=False):
     """The second moment of an optimizer that is written out, or the ``first`` of one that has no other. ``dtype``: the half that it is made
     in, ``""`` where it has that of the parameters, and the arithmetic with it; ``made``: this is where it is made like them."""

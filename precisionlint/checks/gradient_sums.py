@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from precisionlint.checks.base import Evidence, Family, Hit, Seen, frozen
 from precisionlint.checks.master_weights import AUTOMATON, HALF, SIGNIFICANT, Storage, Took, halves
 from precisionlint.events import Backward, Named, Weights, ZeroGrad, overlap
+from precisionlint.facts import GradientSum
 from precisionlint.findings import Confidence
 from precisionlint.recipes import UNKNOWN, Recipe
 from precisionlint.recipes import Setting as Choice
@@ -19,13 +20,28 @@ MANY = 4
 FAMILY = Family(AUTOMATON)
 
 
-@FAMILY.rule("half-gradient-accumulation", Recipe, Backward, ZeroGrad)
-def half_gradient_accumulation(storage: Storage, event: Recipe | Backward | ZeroGrad) -> Iterator[Any]:
-    if isinstance(event, ZeroGrad):
+@FAMILY.rule("half-gradient-accumulation", Recipe, Backward, ZeroGrad, GradientSum)
+def half_gradient_accumulation(storage: Storage, event: Recipe | Backward | ZeroGrad | GradientSum) -> Iterator[Any]:
+    if isinstance(event, GradientSum):
+        yield kept(event)
+    elif isinstance(event, ZeroGrad):
         if event.optimizer is not None:
             yield Evidence(zeroed(event.optimizer))
     else:
         yield from summed(storage, event) if isinstance(event, Backward) else configured(event)
+
+
+def kept(event: GradientSum) -> Hit:
+    """A sum of the program's own: what its gradients are in is their parameters' affair."""
+    where = f"in the dtype of '{event.like}'" if event.like else "in their own dtype"
+    return Hit(
+        "half-gradient-accumulation",
+        event.at,
+        f"'{event.name}' sums gradients of several backward passes {where}: where that is half, each addition rounds the sum, to 8 bits in "
+        "bf16; keep the sum in fp32",
+        (),
+        confidence="possible",
+    )
 
 
 def zeroed(optimizer: Named) -> tuple[str, Any]:

@@ -171,6 +171,11 @@ SUBJECTS: tuple[Subject, ...] = (
         (".py",),
         ((b"torch",), AVERAGES, NAMED_AVERAGES, (b"param", b"state_dict(", b".data", b".backward(")),
     ),
+    Subject(
+        "precisionlint.subjects.gradient_sums",
+        (".py",),
+        ((b"torch",), (b"GradientAccum", b"GradAccum", b".grad"), (b"dtype=", b".add_(", b"+=")),
+    ),
     Subject("precisionlint.subjects.triton", (".py",), ((b"jit",), (b"triton",), KERNELS)),
 )
 

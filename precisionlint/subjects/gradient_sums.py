@@ -1,0 +1,83 @@
+"""Sums of gradients that a program keeps itself, over micro-batches or over pieces of one, in a dtype that it takes from elsewhere.
+
+Read where they stand, by their spelling. What speaks of dtypes in the same function or class is left alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from precisionlint.facts import GradientSum
+from precisionlint.source.flow.words import TEST_PATH
+from precisionlint.subjects import File
+from precisionlint.subjects.optimizers import COMMENT
+
+ACCUMULATOR = re.compile(r"^Grad(?:ient)?s?Accum(?:ulator|ulation|ulate)?$")
+KEPT = re.compile(
+    r"(?:accum\w*|acc|sum\w*|total)_*grads?|grads?(?:ient)?s?_*(?:accum\w*|acc|sums?|buf(?:fer)?s?)", re.I
+)
+"""What sums of gradients are called."""
+COUNTED = re.compile(r"step|iter|count|norm|num|sq")
+AWARE = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\bdtype\b|kahan|stochastic")
+SAME = ("data", "detach", "clone", "contiguous", "cpu", "cuda", "flatten")
+TEXT = re.compile(r"'''.*?'''|\"\"\".*?\"\"\"", re.S)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def read(file: File) -> Iterator[GradientSum]:
+    """The sums of gradients in a file, in its order."""
+    if TEST_PATH.search(file.display):
+        return
+    scopes = [node for node in file.nodes if isinstance(node, (*FUNCTIONS, ast.ClassDef))]
+    for node in file.nodes:
+        if isinstance(node, ast.Call) and ACCUMULATOR.search(_last(node.func)):
+            given = next((each.value for each in node.keywords if each.arg == "dtype"), None)
+            if isinstance(given, ast.Attribute) and given.attr == "dtype":
+                yield GradientSum(file.place(node), (), _last(node.func), ast.unparse(given.value))
+        elif isinstance(node, (ast.AugAssign, ast.Call)) and (name := _added(node)):
+            around = [each for each in scopes if each.lineno <= node.lineno <= (each.end_lineno or 0)]
+            if not AWARE.search(_text(file, around[0] if around else None)):
+                yield GradientSum(file.place(node), (), name)
+
+
+def _added(node: ast.AugAssign | ast.Call) -> str:
+    """The name of a sum that ``.grad`` is added to, ``""`` for anything else."""
+    match node:
+        case ast.AugAssign(target, ast.Add(), value):
+            pass
+        case ast.Call(ast.Attribute(target, "add_"), [value, *_]):
+            pass
+        case _:
+            return ""
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    name = _last(target)
+    return name if KEPT.search(name) and not COUNTED.search(name) and _gradient(value) else ""
+
+
+def _gradient(node: ast.expr) -> bool:
+    """Whether this is ``.grad`` of something, or a share of it, in its own dtype."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)):
+        return _gradient(node.left) is not _gradient(node.right)
+    while True:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            node = node.func
+        if not isinstance(node, ast.Attribute):
+            return False
+        if node.attr == "grad":
+            return True
+        if node.attr not in SAME:
+            return False
+        node = node.value
+
+
+def _last(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _text(file: File, node: ast.stmt | None) -> str:
+    """Its text without comments and documentation; that of the file where it is in nothing."""
+    lines = file.lines if node is None else file.lines[node.lineno - 1 : node.end_lineno]
+    return COMMENT.sub("", TEXT.sub("", "\n".join(lines)))
