@@ -20,6 +20,7 @@ from precisionlint.checks.half_arithmetic import (
     untold,
 )
 from precisionlint.valueflow import (
+    BOOL,
     HALF_LAYERS,
     INTEGERS,
     NUMBER,
@@ -55,7 +56,9 @@ def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
     if value.op in ("where", "index_put"):
         yield from chosen_constant(value, event.scope)
-    if value.op == "mul" and len(value.inputs) == 2:
+    if value.op == "cast":
+        yield from narrowed_mask(value, event.scope)
+    elif value.op == "mul" and len(value.inputs) == 2:
         yield from widened_mask(value, event.scope)
     elif value.op in ("add", "sub") and len(value.inputs) == 2:
         yield from penalised_scores(value, event.scope)
@@ -67,11 +70,8 @@ def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
     known = "float16" in filled.dtypes
     scores = find(filled, made_scores, lambda v: v.op in ("cast", "softmax", "layer"), 24)
     if not known and scores is None:
-        if (
-            event.scope.enabled is not False
-            and may_be_half(filled.dtypes)
-            and any(map(began_empty, sources(filled, SHOWN)))
-        ):
+        empty = may_be_half(filled.dtypes) and any(map(began_empty, sources(filled, SHOWN)))
+        if event.scope.enabled is not False and (empty or (value.op == "masked_fill" and hidden(filled, constant))):
             yield hit("mask-constant-overflow", value, "possible", DOES_NOT_FIT.format(constant, value.op), (FP16,))
         return
     if value.op == "masked_fill" and not known and of_itself(filled, value.inputs[1:2]):
@@ -117,7 +117,8 @@ def chosen_constant(value: Value, scope: Scope) -> Iterator[Any]:
         if constant is None or not FP16_MAX < abs(constant) < float("inf"):
             continue
         scores = find(filled, made_scores, lambda v: v.op in ("cast", "softmax", "layer"), 24)
-        picked = value.op == "index_put" and bool(PICKED.search(value.name)) and scope.kind != "test"
+        by_mask = value.op == "index_put" and hides(value.inputs[1]) and hidden(filled, constant)
+        picked = value.op == "index_put" and (by_mask or bool(PICKED.search(value.name))) and scope.kind != "test"
         if scores is None and not picked:
             continue
         free = may_be_half(filled.dtypes) or untold(filled)
@@ -137,6 +138,32 @@ def chosen_constant(value: Value, scope: Scope) -> Iterator[Any]:
 
 
 MASK = re.compile(r"mask|(?:^|_)pad(?:ding)?$", re.I)
+
+
+def hidden(filled: Value, constant: float) -> bool:
+    """Whether a least number is put into values whose dtype is the caller's, as into what a maximum is taken of; a mask itself is none."""
+    return constant < 0 and (may_be_half(filled.dtypes) or untold(filled)) and not named(filled, MASK)
+
+
+def hides(key: Value) -> bool:
+    """Whether an index is a mask."""
+    return key.dtypes == BOOL or named(key, MASK) or (key.op == "invert" and hides(key.inputs[0]))
+
+
+def narrowed_mask(value: Value, scope: Scope) -> Iterator[Any]:
+    """``torch.where(seen, 0.0, -1e10).to(x.dtype)``, ``((1 - mask) * -1e9).to(x.dtype)``: a mask of numbers that is cast."""
+    if scope.enabled is False or not value.inputs or grade(value.dtypes, scope) is None:
+        return
+    for made in sources(value.inputs[0]):
+        parts = made.inputs[1:] if made.op == "where" else made.inputs if made.op == "mul" else ()
+        given = [number(part) for part in parts]
+        large = next((each for each in given if each is not None and FP16_MAX < abs(each) < float("inf")), None)
+        if large is None or (made.op == "where" and None in given) or may_be_half(made.dtypes):
+            continue
+        if made.op == "mul" and find(made, lambda v: bool(MASK.search(v.name)), limit=8) is None:
+            continue
+        yield infinite(made, large, Seen(value.at, "cast here"))
+        return
 
 
 def began_empty(value: Value) -> bool:
@@ -181,8 +208,8 @@ def infinite(product: Value, constant: float, seen: Seen) -> Hit:
         "mask-constant-overflow",
         product,
         "possible",
-        f"a mask in half is multiplied by {constant:g}, which is {'-' * (constant < 0)}inf in fp16 (at most 65504): two such masks, or one "
-        "row of it masked whole, give NaN; torch.finfo of its dtype has the least number",
+        f"a mask in half is made of {constant:g}, which is {'-' * (constant < 0)}inf in fp16 (at most 65504): two such masks, or one row of it "
+        "masked whole, give NaN; torch.finfo of its dtype has the least number",
         (FP16,),
         (seen,),
     )
