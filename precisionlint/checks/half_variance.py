@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Family, Hit, Seen
 from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, likely_of, operand_of_square, untold
-from precisionlint.valueflow import NUMBER, Computed, Scope, Value, find, named, same, shown_by, sources
+from precisionlint.valueflow import NUMBER, Computed, Scope, Value, find, named, number, same, shown_by, sources
 
 FAMILY = Family(Automaton("half-variance", None))
 
 AVERAGING = frozenset({"mean", "avg_pool2d", "conv1d", "conv2d", "conv3d"})
 """What takes a mean of everything, or of what lies near."""
+OPAQUE = frozenset({"layer", "constructed"})
+"""What may take one: a filter, a reduction over ranks."""
 STOP = frozenset({"softmax", "matmul", "linear", "layer", "cast"})
 """What the two means of a variance are not looked for above."""
 
 
 def averaged(value: Value) -> Iterator[tuple[Value, Value | None]]:
-    """(what a value is the mean of, with which weights): the sum over a number, ``(w * x).sum()`` and ``w @ x`` are means as well."""
-    if value.op in AVERAGING and value.inputs:
+    """(what a value is the mean of, with which weights): the sum over a count, ``(w * x).sum()`` and ``w @ x`` are means as well, and so may be
+    what a layer, or a function that nobody read, makes of x."""
+    if value.op in AVERAGING | OPAQUE and value.inputs:
         yield value.inputs[0], None
-    elif value.op == "div" and len(value.inputs) == 2 and value.inputs[1].dtypes == NUMBER:
-        yield from ((source.inputs[0], None) for source in sources(value.inputs[0]) if source.op == "sum")
+    elif value.op == "div" and len(value.inputs) == 2:
+        count = None if value.inputs[1].dtypes == NUMBER else value.inputs[1]
+        yield from ((source.inputs[0], count) for source in sources(value.inputs[0]) if source.op in ("sum", "cumsum"))
     elif value.op == "sum" and value.inputs:
         for product in sources(value.inputs[0]):
             if product.op == "mul" and len(product.inputs) == 2:
@@ -44,6 +49,8 @@ def averaged_square(value: Value) -> tuple[Value, Value | None] | None:
 @FAMILY.rule("variance-by-difference", Computed)
 def variance_by_difference(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
+    if value.op in ("add", "sub") and len(value.inputs) == 2 and event.scope.kind != "test":
+        yield from distance_by_expansion(value, event.scope)
     if value.op != "sub" or len(value.inputs) != 2 or event.scope.kind == "test":
         return
     left, right = value.inputs
@@ -58,7 +65,12 @@ def variance_by_difference(state: None, event: Computed) -> Iterator[Any]:
     operand, weights = found
 
     def wanted(v: Value) -> bool:
-        return v is not mean and any(same(inner, operand) and alike(weights, by) for inner, by in averaged(v))
+        alien = (mean.op in OPAQUE or v.op in OPAQUE) and (v.op, v.name) != (mean.op, mean.name)
+        return (
+            v is not mean
+            and not alien
+            and any(same(inner, operand) and alike(weights, by) for inner, by in averaged(v))
+        )
 
     plain = find(base, wanted, lambda v: v.op in STOP, 40)
     how = grade(operand.dtypes, event.scope)
@@ -104,3 +116,60 @@ def by_difference(what: str) -> str:
         f"variance as E[x^2] - E[x]^2 of {what} in its own dtype: the difference of two rounded numbers (bf16 around 20: 0.0 "
         "for 0.986); take both in fp32, or the mean of squared differences"
     )
+
+
+def distance_by_expansion(value: Value, scope: Scope) -> Iterator[Hit]:
+    """``x.pow(2).sum(1, True) - 2 * x @ y.T + y.pow(2).sum(1)``: squared distances as the difference of two larger numbers."""
+    terms = list(islice(added(value), 6))
+    products = [made for term in terms if (made := product_of(term)) is not None]
+    squares = [x for term in terms if term.op == "sum" and term.inputs for x in squared(term.inputs[0])]
+    if len(products) != 1 or len(squares) != 2 or len(terms) != 3:
+        return
+    product = products[0]
+    how = grade(product.dtypes, scope)
+    if how is None or not all(any(same(unscaled(factor), x) for x in squares) for factor in product.inputs[:2]):
+        return
+    yield hit(
+        "variance-by-difference",
+        value,
+        "possible",
+        f"squared distances as x^2 - 2xy + y^2 with products in {likely_of(product.dtypes)}: those of near points are the difference of rounded "
+        "numbers, and in fp16 inf above 65504; cast x and y to float first, with autocast disabled",
+        (TRAINING, shown_by(product.dtypes)),
+        (Seen(product.at, "the product"),) if product.at is not value.at else (),
+    )
+
+
+ADDED = frozenset({"add", "sub"})
+
+
+def added(value: Value) -> Iterator[Value]:
+    """The terms of a sum, seen through views."""
+    if value.op in ADDED:
+        for part in value.inputs[:2]:
+            yield from added(part)
+    elif value.op in ("view", "neg") and value.inputs:
+        yield from added(value.inputs[0])
+    else:
+        yield value
+
+
+def product_of(term: Value) -> Value | None:
+    """The product of matrices that a term is, or twice that."""
+    for source in sources(term, frozenset({"view", "mul", "neg"})):
+        if source.op == "matmul" and len(source.inputs) >= 2:
+            return source
+    if term.op == "mul" and len(term.inputs) == 2 and number(term.inputs[0]) is not None:
+        return product_of(term.inputs[1])
+    return None
+
+
+def unscaled(factor: Value) -> Value:
+    """What a factor is, without the number that it was multiplied by."""
+    if factor.op == "mul" and len(factor.inputs) == 2:
+        return next((part for part in factor.inputs if number(part) is None), factor)
+    return factor
+
+
+def squared(value: Value) -> Iterator[Value]:
+    yield from (operand for source in sources(value) if (operand := operand_of_square(source)) is not None)
