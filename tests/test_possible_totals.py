@@ -27,6 +27,70 @@ def transferred(content, style, attention):
     return torch.bmm(share, style.square()) - mean.square()  # <-
 """,
     ),
+    "a variance of sums over a count, and of what a filter makes": (
+        "variance-by-difference",
+        """
+def spread(x, seen):
+    count = seen.sum(1, keepdim=True)
+    mean = x.sum(1, keepdim=True) / count
+    return x.square().sum(1, keepdim=True) / count - mean**2  # <-
+
+
+class Contrast(nn.Module):
+    def __init__(self, blur):
+        super().__init__()
+        self.blur = blur
+
+    def forward(self, image):
+        return (self.blur(image * image) - self.blur(image) ** 2).clamp(min=0)  # <-
+""",
+    ),
+    "squared distances by expansion": (
+        "variance-by-difference",
+        """
+def nearest(latents, table):
+    lengths = table.pow(2).sum(1)
+    gaps = latents.pow(2).sum(1, keepdim=True) - 2 * latents @ table.t() + lengths  # <-
+    return gaps.argmin(1)
+
+
+def pairwise(x, y):
+    gaps = x.square().sum(1, keepdim=True) + y.square().sum(1, keepdim=True).t()
+    gaps.addmm_(1, -2, x, y.t())  # <-
+    return gaps.clamp(min=1e-4).sqrt()
+
+
+def neighbours(points, k):
+    inner = -2 * torch.matmul(points.transpose(2, 1), points)
+    lengths = torch.sum(points**2, dim=1, keepdim=True)
+    return (-lengths - inner - lengths.transpose(2, 1)).topk(k, dim=-1)[1]  # <-
+""",
+    ),
+    "sums over the pixels of a mask": (
+        "half-running-sum",
+        """
+def dice(logits, target):
+    p, target = logits.sigmoid().flatten(1), target.flatten(1)
+    shared = (p * target).sum(-1)  # <-
+    return 1 - (2 * shared + 1) / (p.pow(2).mean(-1) + target.mean(-1) + 1)
+
+
+def scored(mask_logits):
+    masks = mask_logits > 0
+    return (masks.reshape(1, -1) * torch.sigmoid(mask_logits).reshape(1, -1)).sum(1) / masks.sum()  # <-
+""",
+    ),
+    "sums over a whole tensor that become numbers": (
+        "half-running-sum",
+        """
+class Sensitivity:
+    def seen(self, gradient):
+        self.score += (gradient * self.delta).abs().sum().item()  # <-
+
+    def moved(self, x):
+        self.total += torch.sum(x * self.scale).item()  # <-
+""",
+    ),
     "a variance of means that are handed in": (
         "variance-by-difference",
         """
@@ -206,6 +270,26 @@ class Margin:
         return gap.abs().min(1)
 """,
     ),
+    "masks that are cast, and values that a mask hides": (
+        "mask-constant-overflow",
+        """
+def bias(attention_mask, dtype):
+    return torch.where(attention_mask > 0, 0.0, -1e10).to(dtype)  # <-
+
+
+def spread(attention_mask, x):
+    return ((1.0 - attention_mask[:, None].float()) * -1e9).to(x.dtype)  # <-
+
+
+def pooled(embeddings, mask):
+    embeddings[mask == 0] = -1e9  # <-
+    return embeddings.max(1)[0]
+
+
+def best(emissions, mask):
+    return emissions.masked_fill(~mask, -1e9).amax(1)  # <-
+""",
+    ),
     "norms of whole tensors": (
         "half-gradient-norm",
         """
@@ -235,6 +319,34 @@ def merged(mean, square_mean):
 
 def distance(x, centre, mean):
     return (x * centre).sum(-1) - mean**2
+""",
+    "what two functions make, and sums over two counts": """
+def contrast(image, blur, sharpen):
+    return blur(image**2) - sharpen(image) ** 2
+
+
+def spread(x, seen, all_of):
+    return x.square().sum(1) / seen - (x.sum(1) / all_of) ** 2
+""",
+    "distances in fp32, and sums that are no distances": """
+def nearest(latents, table):
+    latents, table = latents.float(), table.float()
+    return (latents.pow(2).sum(1, keepdim=True) - 2 * latents @ table.t() + table.pow(2).sum(1)).argmin(1)
+
+
+def mixed(x, y, weight):
+    return x.pow(2).sum(1, keepdim=True) + y.pow(2).sum(1) + x @ weight
+""",
+    "sums over pixels in fp32, and numbers of them": """
+def dice(logits, target):
+    p, target = logits.float().sigmoid().flatten(1), target.flatten(1)
+    return 1 - 2 * (p * target).sum(-1) / (p.sum(-1) + target.sum(-1))
+
+
+class Accuracy:
+    def seen(self, gradient, predicted, labels):
+        self.score += (gradient.float() * self.delta).abs().sum().item()
+        self.correct += (predicted == labels).sum().item()
 """,
     "variances of other weights": """
 def mixed(x, left, right):
@@ -323,6 +435,18 @@ def attend(self, query, key, hidden):
 def widened(relation, query, hidden):
     attention_mask = relation.mask_of(query)
     return attention_mask.masked_fill(hidden, -1e9)
+""",
+    "masks that stay fp32 or fit, and values of fp32": """
+def bias(attention_mask, x):
+    return torch.where(attention_mask > 0, 0.0, -1e4).to(x.dtype), x + torch.where(attention_mask > 0, 0.0, -1e10)
+
+
+def first(beams, embeddings, mask):
+    scores = torch.zeros(beams, 4, dtype=torch.float)
+    scores[:, 1:] = -1e9
+    wide = embeddings.float()
+    wide[mask == 0] = -1e9
+    return scores, wide.masked_fill(~mask, -1e9)
 """,
     "norms in fp32, of rows, and of something else": """
 def rescaled(tensor, mask):

@@ -42,6 +42,9 @@ def totals(event: Computed) -> Iterator[Any]:
     elif value.op == "sum" and scope.enabled is not False and grade(value.dtypes, scope) is not None:
         yield from sum_of_losses(value)
         yield from counted_mask(value)
+        yield from sum_over_pixels(value)
+    elif value.op == "add" and value.name == "in-place state" and len(value.inputs) == 2:
+        yield from summed_in_python(value.inputs[1], scope)
 
 
 def sum_of_losses(value: Value) -> Iterator[Any]:
@@ -89,6 +92,65 @@ def is_mask(value: Value) -> bool:
     """Whether a value is boolean, or a mask by its name or by the one that a table has it under."""
     key = value.inputs[1].constant if value.op == "index" and len(value.inputs) > 1 else None
     return value.dtypes == BOOL or named(value, MASK) or bool(isinstance(key, str) and MASK.search(key))
+
+
+def sum_over_pixels(value: Value) -> Iterator[Any]:
+    """``(probabilities.flatten(1) * target.flatten(1)).sum(-1)``, as a dice loss and the score of a mask have it: one of each pixel."""
+    if len(value.inputs) < 2 and "dim" not in value.options:
+        return
+    product = next((s for s in sources(value.inputs[0]) if s.op == "mul" and len(s.inputs) == 2), None)
+    for factor in product.inputs if product is not None else ():
+        chain = list(views_of(factor))
+        made = chain[-1]
+        if made.op == "sigmoid" and any(each.name in FLATTENED for each in chain):
+            yield hit(
+                "half-running-sum",
+                value,
+                "possible",
+                f"one term of each pixel is summed up in {kept_in('possible', value.dtypes)}: of an image of 256 by 256 that may be above 65504, "
+                "which is inf in fp16, and a division comes too late; give the sum dtype=torch.float32",
+                (TRAINING, shown_by(value.dtypes)),
+                (Seen(made.at, "the probabilities"),),
+            )
+            return
+
+
+FLATTENED = frozenset({"flatten", "view", "reshape", "rearrange"})
+
+
+def views_of(value: Value) -> Iterator[Value]:
+    """A value and what it is a view of, down to what made it."""
+    yield value
+    while value.op == "view" and value.inputs:
+        value = value.inputs[0]
+        yield value
+
+
+def summed_in_python(term: Value, scope: Scope) -> Iterator[Any]:
+    """``self.score += (gradient * weight).abs().sum().item()``: a sum over a whole tensor, which is rounded before it becomes a number."""
+    total = term.inputs[0] if term.op == "number" and term.inputs else None
+    total = next(sources(total)) if total is not None else None
+    if (
+        total is None
+        or total.op != "sum"
+        or len(total.inputs) > 1
+        or "dim" in total.options
+        or "dtype" in total.options
+    ):
+        return
+    product = find(total.inputs[0], lambda v: v.op == "mul", lambda v: v.op not in VIEWS | {"abs"}, 8)
+    how = grade(total.dtypes, scope) or ("possible" if untold(total) else None)
+    if product is None or how is None or scope.enabled is False:
+        return
+    yield hit(
+        "half-running-sum",
+        total,
+        "possible",
+        f"products over a whole tensor are summed up in {kept_in('possible', total.dtypes)}: the sum is rounded to 8 bits in bf16, and inf above "
+        "65504 in fp16; cast the factors to float first",
+        (Shows("half"),),
+        (Seen(product.at, "the products"),),
+    )
 
 
 def rounded_terms(value: Value, scope: Scope) -> Iterator[Any]:
