@@ -223,6 +223,29 @@ def test_a_loss_of_probabilities_whose_region_is_a_callers_affair_is_possible(
     assert told(tmp_path, text, "bce-under-autocast") == []
 
 
+PAIRED = """
+import torch.nn.functional as F
+
+
+class {name}:
+    @torch.no_grad()
+    def {method}(self, scores, targets):
+        return F.binary_cross_entropy(scores.sigmoid(), targets, reduction="none").sum(-1).argmin(1)
+
+
+class FocalLoss:
+    def __call__(self, scores, targets):
+        return F.binary_cross_entropy(scores.{sigmoid}(), targets)
+"""
+
+
+def test_a_loss_of_a_class_and_one_that_pairs_are_possible(tmp_path: Path) -> None:
+    text = HEAD + PAIRED.format(name="Assigner", method="assign", sigmoid="sigmoid")
+    assert told(tmp_path, text, "bce-under-autocast") == [("info", "possible")] * 2
+    text = HEAD + PAIRED.format(name="Accuracy", method="evaluate", sigmoid="sigmoid")
+    assert told(tmp_path, text, "bce-under-autocast") == [("info", "possible")]
+
+
 GIVEN = """
 def train(model, batches, optimizer, settings):
     mixed = settings.dtype is not None

@@ -393,18 +393,26 @@ def with_index(event: Called, device: Value, text: str) -> Hit:
     )
 
 
-LOSSES = re.compile(r"loss|bce|criterion|objective|(?:training|train|validation|common|shared)_step", re.I)
+LOSSES = re.compile(r"loss|bce|criterion|objective|assign|(?:training|train|validation|common|shared)_step", re.I)
 """A function that others call for the loss, in the region that they have entered."""
+
+
+ASSIGNED = re.compile(r"assign|match|cost|loss", re.I)
+"""Where a loss pairs what is predicted with targets, without gradients."""
 
 
 @FAMILY.rule("bce-under-autocast", Computed)
 def bce_under_autocast(state: None, event: Computed) -> Iterator[Any]:
     value, scope = event.value, event.scope
-    if value.op != "bce" or not value.inputs or scope.enabled is False or scope.kind == "test" or not scope.grad:
+    if value.op != "bce" or not value.inputs or scope.enabled is False or scope.kind == "test":
+        return
+    if not scope.grad and not ASSIGNED.search(
+        scope.function
+    ):  # it raises all the same, but what is evaluated may leave the region
         return
     certain = scope.enabled is True and scope.region is not None and scope.region.device == "cuda"
     switched = scope.switched is not None and scope.switched.device == "cuda"
-    reached = scope.enabled is not True and (scope.kind == "module" or LOSSES.search(scope.function))
+    reached = scope.enabled is not True and (scope.kind == "module" or LOSSES.search(f"{scope.owner} {scope.function}"))
     if not (certain or switched or reached):
         return
     hit = Hit(
