@@ -26,6 +26,7 @@ from precisionlint.source.flow.words import (
     is_decided,
     is_device,
     is_number,
+    is_of_arrays,
     is_property,
     is_static,
 )
@@ -137,7 +138,10 @@ class Frame:
             if torch_calls.DTYPE_NAME.search(param.arg):  # None: the default dtype, or what a caller gives
                 return Value("input", (), UNKNOWN, self.at(param), param.arg)
         known_dtypes = annotated(param.annotation)
-        follows = frozenset({f"~{param.arg}"}) if known_dtypes is None else known_dtypes
+        free = (
+            UNKNOWN if self.function is not None and is_of_arrays(self.function.node) else frozenset({f"~{param.arg}"})
+        )
+        follows = free if known_dtypes is None else known_dtypes
         kind = "torch.device" if is_device(param.annotation) else None
         return Value("input", (), follows, self.at(param), param.arg, ref=kind)
 

@@ -104,6 +104,24 @@ def ast_name(node: ast.AST) -> str:
     return ""
 
 
+ARRAYS = frozenset(
+    {"minimum", "maximum", "clip", "concatenate", "stack", "array", "asarray", "where", "sum", "mean", "abs", "argsort"}
+)
+"""Functions of NumPy that are for arrays; ``np.sqrt(d)`` is for a number."""
+
+
+@functools.lru_cache(maxsize=256)
+def is_of_arrays(node: ast.AST) -> bool:
+    """Whether a function computes with NumPy's arrays, and not with torch."""
+    torch = arrays = False
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name):
+            torch = torch or each.id in ("torch", "F")
+        elif isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id in ("np", "numpy"):
+            arrays = arrays or each.attr in ARRAYS
+    return arrays and not torch
+
+
 PLAIN_TYPES = {"int": NUMBER, "float": NUMBER, "bool": BOOL, "str": UNKNOWN, "LongTensor": INT64, "FloatTensor": frozenset({"float32"}),
                "BoolTensor": BOOL, "IntTensor": frozenset({"int32"})}  # fmt: skip
 
