@@ -290,6 +290,34 @@ def best(emissions, mask):
     return emissions.masked_fill(~mask, -1e9).amax(1)  # <-
 """,
     ),
+    "areas of boxes": (
+        "scale-after-matmul",
+        """
+def area(boxes):
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])  # <-
+
+
+def overlap(bboxes, shared):
+    left, top, right, bottom = bboxes.unbind(-1)
+    return shared / ((right - left).clamp(min=0) * (bottom - top).clamp(min=0))  # <-
+""",
+    ),
+    "similarities of vectors": (
+        "norm-without-upcast",
+        """
+def similar(x, y):
+    return F.cosine_similarity(x, y, dim=-1)  # <-
+
+
+class Distance(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cosine = nn.CosineSimilarity(dim=-1)
+
+    def forward(self, x, y):
+        return 1 - self.cosine(x, y)  # <-
+""",
+    ),
     "norms of whole tensors": (
         "half-gradient-norm",
         """
@@ -447,6 +475,27 @@ def first(beams, embeddings, mask):
     wide = embeddings.float()
     wide[mask == 0] = -1e9
     return scores, wide.masked_fill(~mask, -1e9)
+""",
+    "areas and similarities in fp32, of arrays, and sides of something else": """
+import numpy as np
+
+
+def area(boxes):
+    boxes = boxes.float()
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+
+
+def similar(x, y):
+    return F.cosine_similarity(x.float(), y.float(), dim=-1)
+
+
+def candidates(boxes, others):
+    shared = np.minimum(boxes[2], others[2]) - np.maximum(boxes[0], others[0])
+    return shared / ((boxes[2] - boxes[0]) * (boxes[3] - boxes[1]))
+
+
+def curl(field, other):
+    return (field[:, 2] - other[:, 0]) * (field[:, 3] - other[:, 1])
 """,
     "norms in fp32, of rows, and of something else": """
 def rescaled(tensor, mask):

@@ -155,6 +155,8 @@ def mean_of_squares(value: Value, limit: int = 12) -> tuple[Value, Value, Value]
 @FAMILY.rule("norm-without-upcast", Computed)
 def norm_without_upcast(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
+    if value.op == "cosine_similarity":
+        yield from cosine_similarity(value, event.scope)
     if value.op not in ("mul", "div") or len(value.inputs) != 2 or not trains(event.scope):
         return
     for x, factor in ((value.inputs[0], value.inputs[1]), (value.inputs[1], value.inputs[0])):
@@ -190,6 +192,20 @@ def norm_without_upcast(state: None, event: Computed) -> Iterator[Any]:
             ),
         )
         return
+
+
+def cosine_similarity(value: Value, scope: Scope) -> Iterator[Any]:
+    """``F.cosine_similarity(x, y)``, which torch normalises and multiplies in their own dtype."""
+    how = grade(value.dtypes, scope)
+    if how is not None and scope.kind != "test":
+        yield hit(
+            "norm-without-upcast",
+            value,
+            "possible",
+            f"the norms and the product of a cosine similarity are taken in {kept_in(how, value.dtypes)}: bf16 has steps of 1/256 near 1 (fp16: "
+            "1/2048), and the guard of 1e-8 is 0 in fp16; cast both to float first",
+            (Shows("half") if how == "certain" else shown_by(value.dtypes),),
+        )
 
 
 def inverse_root(value: Value, op: str) -> Value | None:

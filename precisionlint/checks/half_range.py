@@ -24,6 +24,7 @@ from precisionlint.valueflow import (
     HALF_LAYERS,
     INTEGERS,
     NUMBER,
+    VIEWS,
     Computed,
     Scope,
     Shows,
@@ -261,6 +262,8 @@ def scale_after_matmul(state: None, event: Computed) -> Iterator[Any]:
     value, scope = event.value, event.scope
     if scope.kind == "test" or not value.inputs:
         return
+    if value.op == "mul":
+        yield from area_of_boxes(value, scope)
     if value.op == "softmax":
         yield from scaled_scores(value, scope)
     elif value.op in ("mul", "div") and len(value.inputs) == 2:
@@ -409,6 +412,31 @@ def bounded(product: Value) -> bool:
 
 FRESH = frozenset({"linear", "layer", "relu", "gelu", "exp"})
 """What gives values of any size, whatever was done before."""
+
+
+BOXES = re.compile(r"box|xyxy|rois?(?:_|$)|rect|anchor", re.I)
+"""What corners are called."""
+
+
+def area_of_boxes(value: Value, scope: Scope) -> Iterator[Any]:
+    """``(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])``, which an overlap is divided by."""
+    sides = [
+        next((s for s in sources(part, VIEWS | {"clamp", "add"}) if s.op == "sub"), None) for part in value.inputs[:2]
+    ]
+    corners = [each for side in sides if side is not None for each in side.inputs[:2]]
+    if len(corners) != 4 or not all(each.op == "index" and each.inputs for each in corners) or scope.enabled is False:
+        return
+    boxes = {id(next(sources(each))) for each in corners}
+    if len(boxes) != 1 or not named(corners[0], BOXES) or grade(value.dtypes, scope) is None:
+        return
+    yield hit(
+        "scale-after-matmul",
+        value,
+        "possible",
+        f"the area of a box is kept in {fp16_of('possible', value)}: in pixels, 256 by 256 is above 65504, which is inf in fp16, and an overlap is "
+        "divided by it; cast the boxes to float first",
+        (Shows("fp16"),),
+    )
 
 
 def fp16_of(how: str, value: Value) -> str:

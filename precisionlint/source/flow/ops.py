@@ -56,7 +56,8 @@ PROMOTING = {
     "baddbmm": "matmul", "dot": "dot", "einsum": "matmul", "outer": "outer", "ger": "outer", "linear": "linear", "atan2": "atan2",
     "addmm_": "matmul", "addbmm_": "matmul", "baddbmm_": "matmul", "addmv_": "matmul", "addr_": "matmul",
     "remainder": "remainder", "fmod": "remainder", "where": "where", "addr": "outer", "tensordot": "matmul", "kl_div": "loss", "mse_loss": "loss",
-    "l1_loss": "loss", "smooth_l1_loss": "loss", "cov": "matmul", "logaddexp": "logaddexp", "hypot": "hypot",
+    "l1_loss": "loss", "smooth_l1_loss": "loss", "cosine_similarity": "cosine_similarity",
+    "cov": "matmul", "logaddexp": "logaddexp", "hypot": "hypot",
 }  # fmt: skip
 """Ops over several inputs, whose dtypes are promoted: torch's name -> family."""
 
@@ -110,7 +111,7 @@ MODULES = {
     "Softmax": "softmax", "LogSoftmax": "log_softmax", "BCELoss": "bce", "CrossEntropyLoss": "cross_entropy", "NLLLoss": "nll_loss",
     "Identity": "view", "Dropout": "dropout", "Flatten": "view", "Sigmoid": "sigmoid", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu",
     "Tanh": "tanh", "Softplus": "softplus", "LayerNorm": "layer_norm", "GroupNorm": "group_norm", "RMSNorm": "rms_norm",
-    "BCEWithLogitsLoss": "bce_with_logits",
+    "BCEWithLogitsLoss": "bce_with_logits", "CosineSimilarity": "cosine_similarity",
 }  # fmt: skip
 """torch.nn's modules that compute one op of their input; all others are layers, whose results follow their weights."""
 
@@ -123,7 +124,7 @@ FP32_ON_CUDA = names(
     """
     softmax log_softmax logsumexp exp expm1 log log2 log10 log1p pow square_pow rsqrt reciprocal sum cumsum
     cumprod prod norm layer_norm group_norm rms_norm loss nll_loss cross_entropy cosh sinh tan acos asin softplus
-    erfinv renorm cdist normalize bce_with_logits
+    erfinv renorm cdist normalize bce_with_logits cosine_similarity
     """
 )
 """Families that autocast on CUDA runs in fp32. ``sqrt``, ``mean``, ``var`` and products are not among them; ``square()`` is, as it calls
