@@ -29,7 +29,13 @@ EXTENSIONS = re.compile(
     r"_ext\b|\bext_module\.|\b_C\.|(?:\b|_)backend\.\w+\(|\bMSDA\.|torch\.ops\.\w+\.|\bgmm\(|\bwp\.launch\("
 )
 """Compiled code of a program's own, by the names that such modules are imported as."""
-RETURNS = re.compile(r"(\w+) = \w+\.dtype\b(?s:.*)\.to\((?:dtype=)?\1\)")
+PRODUCT = re.compile(r"matmul|gemm|(?:^|_)b?mm(?:_|$)|linear|attention|attn|conv\d?d?(?:_|$)", re.I)
+"""What an op is called that multiplies."""
+KERNELS = re.compile(r"(?:^|[._])(?:triton|kernels?|cuda|csrc|C|ext)(?:[._]|$)|_(?:cuda|ext|kernels?|ops)(?:\.|$)")
+"""What a module of kernels is called."""
+RETURNS = re.compile(
+    r"(\w+) = \w+\.dtype\b(?s:.*)\.to\((?:dtype=)?\1\)|(\w+) = torch\.(?:empty|zeros)\([^=]*=[^=]*dtype=torch\.float32\)(?s:.*)\b\2\.to\(\w+\.dtype\)"
+)
 """How a body that computes in another dtype gives its result that of an input."""
 WEIGHTS = re.compile(r"(?!attn|attention)(?:\w*_)?(?:weights?|bias(?:es)?|gamma|w\d?|W\d?)|D?W\d?")
 """Parameters by their name: what is kept in fp32 where the activations beside it come in half."""

@@ -12,8 +12,10 @@ from precisionlint.source.op_bodies import (
     ASSIGNED,
     COUNTS,
     EXTENSIONS,
+    KERNELS,
     LAUNCHES,
     MULTIPLIES,
+    PRODUCT,
     QUANTISED,
     RETURNS,
     WEIGHTS,
@@ -187,10 +189,28 @@ def tell(
     mixes = any(WEIGHTS.fullmatch(name) for name in names if name not in sizes) and len(names) > 1
     hands = mixes and LAUNCHES.search(body) and not any(QUANTISED.search(name) for name in names)
     by_itself = not settled and not settles(whole) and (multiplies or hands)
-    launches = LAUNCHES.search(whole) is not None or EXTENSIONS.search(whole) is not None
-    if by_itself or (several and (launches or (kind == "op" and MULTIPLIES.search(whole)))):
+    launches = any(found.search(whole) for found in (LAUNCHES, EXTENSIONS)) or hands_to_kernels(frame, node, names)
+    product = kind == "op" and (MULTIPLIES.search(whole) or PRODUCT.search(node.name))
+    if by_itself or (several and (launches or product)):
         name = cls.node.name if cls is not None else node.name
         frame.tell(Defined(frame.at(at), (), name, kind, bool(by_itself) and mixes, not multiplies))
+
+
+def hands_to_kernels(frame: Frame, node: FunctionDef, names: list[str]) -> bool:
+    """Whether a body hands several of its inputs, none of a weight in few bits, to a function from a module of kernels that is not there to be
+    read."""
+    if any(QUANTISED.search(name) for name in names):
+        return False
+    for call in walk(node):
+        if not isinstance(call, ast.Call):
+            continue
+        root = call.func
+        while isinstance(root, (ast.Attribute, ast.Subscript)):
+            root = root.value
+        of = frame.lookup(root.id) if isinstance(root, ast.Name) and root.id not in names else None
+        if of is not None and of.op == "external" and KERNELS.search(of.name):
+            return sum(isinstance(arg, ast.Name) and arg.id in names for arg in call.args) > 1
+    return False
 
 
 def is_kernel(node: FunctionDef) -> bool:
@@ -198,7 +218,7 @@ def is_kernel(node: FunctionDef) -> bool:
 
 
 def helpers(frame: Frame, node: FunctionDef, cls: Class | None) -> Iterator[FunctionDef]:
-    """The functions of this file that a body calls or launches, and those that they call."""
+    """The functions of this file, and those that it imports, that a body calls or launches, and those that they call."""
     todo = [node]
     seen = [node]
     while todo and len(seen) <= HELPERS:
@@ -211,11 +231,16 @@ def helpers(frame: Frame, node: FunctionDef, cls: Class | None) -> Iterator[Func
 
 
 def definition(frame: Frame, func: ast.expr, cls: Class | None) -> FunctionDef | None:
-    """The function of this file that is called, by its name, as a method of the op's own class, or as a kernel over a grid."""
+    """The function that is called, by its name, as a method of the op's own class, or as a kernel over a grid."""
     if isinstance(func, ast.Subscript):
         func = func.value
     if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and cls is not None:
         method = cls.methods.get(func.attr) if func.value.id in ("cls", cls.node.name) else None
         return method.node if method is not None and isinstance(method.node, FunctionDef) else None
-    made = frame.source.makers.get(func.id, []) if isinstance(func, ast.Name) else []
-    return next((each for each in made if isinstance(each, FunctionDef)), None)
+    if not isinstance(func, ast.Name):
+        return None
+    made = next((each for each in frame.source.makers.get(func.id, []) if isinstance(each, FunctionDef)), None)
+    of = frame.lookup(func.id) if made is None else None
+    imported = frame.flow.resolve(of) if of is not None and of.op == "import" else None
+    node = imported.ref.node if imported is not None and imported.op == "function" else made
+    return node if isinstance(node, FunctionDef) else None

@@ -1,0 +1,108 @@
+"""Ops of a program's own that may be handed half and fp32 together: possible where they are defined, and nothing where they see to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from precisionlint import check
+
+FUNCTION = """
+import torch
+from {module} import scaled_add_fwd, scaled_add_bwd
+
+
+class ScaledAdd(torch.autograd.Function):  # <-
+    @staticmethod
+    def forward(ctx, x, {second}, alpha):
+        ctx.save_for_backward(x, {second})
+        return scaled_add_fwd({handed}, alpha)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, {second} = ctx.saved_tensors
+        return *scaled_add_bwd(grad, x, {second}), None
+"""
+
+OP = """
+import torch
+import triton.language as tl
+from engines import ENGINES, launch
+
+
+@torch.library.custom_op("mine::{name}", mutates_args=())  # <-
+def {name}(x: torch.Tensor, y: torch.Tensor, key: str) -> torch.Tensor:
+    {body}
+
+
+@{name}.register_fake
+def _(x, y, key):
+    return torch.empty_like(x)
+
+
+{name}.register_autograd(ENGINES["backward"])
+{registered}
+"""
+KEPT = """kept = torch.empty(x.shape, device=x.device, dtype=torch.float32)
+    launch(x, kept)
+    return kept.to(x.dtype)"""
+
+
+def told(folder: Path, rule: str, text: str) -> bool:
+    (folder / "ops.py").write_text(text, encoding="utf-8")
+    found = check([str(folder / "ops.py")], select=[rule], min_confidence="possible").findings
+    marked = [number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# <-")]
+    assert [each.place.line for each in found] in ([], marked)
+    assert {each.confidence for each in found} <= {"possible"}
+    return bool(found)
+
+
+@pytest.mark.parametrize(
+    ("module", "second", "handed", "expected"),
+    [
+        ("sparse._triton", "source", "x, source", True),
+        ("fused_cuda", "source", "x, source", True),
+        ("layers.functional", "source", "x, source", False),
+        ("sparse._triton", "index", "x, index", False),
+        ("sparse._triton", "weight_scale", "x, weight_scale", False),
+        ("sparse._triton", "source", "x.float(), source.float()", False),
+    ],
+)
+def test_a_function_whose_kernels_are_imported(
+    tmp_path: Path, module: str, second: str, handed: str, expected: bool
+) -> None:
+    text = FUNCTION.format(module=module, second=second, handed=handed)
+    assert told(tmp_path, "function-without-custom-fwd", text) is expected
+
+
+@pytest.mark.parametrize("cast", ["", ".to(torch.float32)"])
+def test_a_function_whose_kernels_another_file_of_the_project_holds(tmp_path: Path, cast: str) -> None:
+    (tmp_path / "kernels.py").write_text(
+        f"def scaled_add_fwd(x, source, alpha):\n    return add_kernel[(4,)](x{cast}, source{cast}, alpha)\n"
+        "def scaled_add_bwd(grad, x, source):\n    return back_kernel[(4,)](grad, x, source)\n"
+    )
+    text = FUNCTION.format(module="kernels", second="source", handed="x, source")
+    assert told(tmp_path, "function-without-custom-fwd", text) is (not cast)
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "registered", "expected"),
+    [
+        ("int4_matmul", "return ENGINES[key](x, y)", "", True),
+        ("fused_attention", KEPT, "", True),
+        ("shuffle", "return ENGINES[key](x, y)", "", False),
+        ("int4_matmul", "return ENGINES[key](x.half(), y.half())", "", False),
+        (
+            "int4_matmul",
+            "return ENGINES[key](x, y)",
+            "torch.library.register_autocast('mine::m', 'cuda', torch.half)",
+            False,
+        ),
+    ],
+)
+def test_an_op_that_is_called_a_product_or_gives_the_dtype_of_its_input(
+    tmp_path: Path, name: str, body: str, registered: str, expected: bool
+) -> None:
+    text = OP.format(name=name, body=body, registered=registered)
+    assert told(tmp_path, "unregistered-custom-op", text) is expected
