@@ -220,6 +220,11 @@ def test_sound_kernels_are_silent(tmp_path: Path, body: str):
             "fp8-zero-amax",
         ),
         (
+            "x = tl.load(x_ptr).to(tl.float32)\nx *= N\ns = tl.max(tl.abs(x)) / 448.0\ncode = x / s\n"
+            "code = code.to(tl.float8e4nv)\ntl.store(y_ptr, code)",
+            "fp8-zero-amax",
+        ),
+        (
             "r = 1 / fp8_max\nx = tl.load(x_ptr).to(tl.float32)\ns = tl.max(tl.abs(x)) * r\ntl.store(y_ptr, x / s)",
             "fp8-zero-amax",
         ),
@@ -251,6 +256,8 @@ LAUNCH = "def launch(x, y):\n    kernel[(1,)](x, y, x.numel(), BLOCK=128)\n\n\n"
         (SUMS, LAUNCH + "x = torch.ones(128).half()\nlaunch(x.view(-1), torch.empty(1))", "triton-half-reduction"),
         (SUMS, "def launch(x):\n    assert x.dtype in (torch.float16, torch.bfloat16)\n    kernel[(1,)](x, x, 1, 128)", "triton-half-reduction"),
         (SUMS, "def launch(x, dtype=torch.bfloat16):\n    x = x.to(dtype)\n    kernel[(1,)](x_ptr=x, y_ptr=x, N=1)", "triton-half-reduction"),
+        ("p = dl.consume_token(x_ptr, dl.wait(y_ptr))\nq = p + tl.arange(0, BLOCK) * N\ntl.store(y_ptr, tl.sum(tl.load(q), axis=0))",
+         LAUNCH + "launch(torch.ones(128, dtype=torch.float16), torch.empty(1))", "triton-half-reduction"),
         (DOTS, LAUNCH + "a = torch.ones(8, 8).to(torch.float8_e5m2)\nlaunch(a, a)", "triton-imprecise-fp8-dot"),
     ],
 )  # fmt: skip

@@ -305,14 +305,12 @@ class _Body:
         return owner if node.attr == "T" else UNKNOWN
 
     def arithmetic(self, operator: ast.operator, left: Value, right: Value, node: ast.expr | ast.stmt) -> Value:
-        if left.pointer or right.pointer:
+        if isinstance(operator, (ast.Add, ast.Sub)) and (left.pointer or right.pointer):
             return Value(pointer=left.pointer or right.pointer)
+        left, right = replace(left, pointer=""), replace(right, pointer="")  # a factor is a number, not an address
         result = promoted(left, right)
         if fixed(left) and fixed(right):
-            number = None
-            if left.number is not None and right.number is not None:
-                number = folded(operator, left.number, right.number)
-            return Value(number=number, fp8=left.fp8 or right.fp8)
+            return Value(number=folded(operator, left.number, right.number), fp8=left.fp8 or right.fp8)
         if isinstance(operator, ast.Add):
             scaled = left if left.amax is not None else right
             other = right if scaled is left else left

@@ -55,6 +55,8 @@ KEEP_ZERO = frozenset(
     {"exp2", "ceil", "log2", "reshape", "broadcast_to", "expand_dims", "trans", "view", "max", "sqrt"}
 )
 """Functions through which an amax of zero stays one: exp2 of the ceiling of log2 of it is 0 again."""
+ADDRESSES = frozenset({"consume_token", "symm_at"})
+"""Functions of a library over Triton's whose result is an address in what they are handed first."""
 FP8_MAXIMA = frozenset({448.0, 57344.0, 240.0})
 FP8_MAXIMUM = re.compile(r"(fp8|float8|\bf8|e4m3|e5m2)\w*max|max\w*(fp8|float8|f8\b|e4m3|e5m2)", re.IGNORECASE)
 
@@ -98,6 +100,8 @@ def rank(dtype: Typed) -> tuple[object, ...]:
 def applied(api: str, values: Sequence[Value], named: Mapping[str, Value], at: Place) -> Value:
     """What is known of the result of a function of Triton's, from its arguments."""
     first = values[0] if values else UNKNOWN
+    if api in ADDRESSES and len(values) > 1:
+        return values[1]
     if api == "abs":
         return Value(first.dtypes, magnitude=True)
     if api == "max" and first.magnitude:
@@ -193,7 +197,10 @@ def fixed(value: Value) -> bool:
     return constant(value) and not value.dtypes
 
 
-def folded(operator: ast.operator, left: float, right: float) -> float | None:
+def folded(operator: ast.operator, left: float | None, right: float | None) -> float | None:
+    """The number that two are made into, where both are known."""
+    if left is None or right is None:
+        return None
     if isinstance(operator, ast.Mult):
         return left * right
     if isinstance(operator, ast.Div) and right:
