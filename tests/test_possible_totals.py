@@ -30,6 +30,9 @@ def transferred(content, style, attention):
     "a variance of sums over a count, and of what a filter makes": (
         "variance-by-difference",
         """
+import sparse
+
+
 def spread(x, seen):
     count = seen.sum(1, keepdim=True)
     mean = x.sum(1, keepdim=True) / count
@@ -43,6 +46,11 @@ class Contrast(nn.Module):
 
     def forward(self, image):
         return (self.blur(image * image) - self.blur(image) ** 2).clamp(min=0)  # <-
+
+
+def around(edges, x):
+    mean = sparse.product(edges, x, reduce="mean")
+    return sparse.product(edges, x.square(), reduce="mean") - mean * mean  # <-
 """,
     ),
     "squared distances by expansion": (

@@ -24,8 +24,10 @@ STOP = frozenset({"softmax", "matmul", "linear", "layer", "cast"})
 def averaged(value: Value) -> Iterator[tuple[Value, Value | None]]:
     """(what a value is the mean of, with which weights): the sum over a count, ``(w * x).sum()`` and ``w @ x`` are means as well, and so may be
     what a layer, or a function that nobody read, makes of x."""
-    if value.op in AVERAGING | OPAQUE and value.inputs:
+    if value.op in AVERAGING and value.inputs:
         yield value.inputs[0], None
+    elif value.op in OPAQUE:
+        yield from ((part, None) for part in value.inputs[:4])
     elif value.op == "div" and len(value.inputs) == 2:
         count = None if value.inputs[1].dtypes == NUMBER else value.inputs[1]
         yield from ((source.inputs[0], count) for source in sources(value.inputs[0]) if source.op in ("sum", "cumsum"))
