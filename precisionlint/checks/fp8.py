@@ -53,7 +53,7 @@ ACTIVATIONS = re.compile(
     re.I,
 )
 """What a function's argument is called that is no weight."""
-GRADIENT = re.compile(r"backward|grad_?(?:weight|input)|dgrad|wgrad")
+GRADIENT = re.compile(r"backward|(?:^|_)bwd(?:_|$)|grad_?(?:weight|input)|dgrad|wgrad")
 PRODUCT = re.compile(r"scaled|gemm|mm(?:_|$)|matmul|f8f8")
 OUTSIDE_TRAINING = re.compile(r"convert|export|infer|generat")
 GUARDS = frozenset({"clamp", "maximum", "where", "nan_to_num", "masked_fill", "add"})
@@ -422,7 +422,9 @@ def fp8_fast_accumulation_in_backward(state: None, event: Called) -> Iterator[An
         return
     if event.scope.kind == "backward" or GRADIENT.search(event.scope.function):
         flag, split = options.get("use_fast_accum"), options.get("use_split_accumulator")
-        if flag is not None and flag.constant is True and PRODUCT.search(event.value.name):
+        partial_of = event.value.inputs[:1] if event.value.name == "functools.partial" else ()
+        called = partial_of[0].name if partial_of else event.value.name
+        if flag is not None and flag.constant is True and PRODUCT.search(called):
             fix = Remedy((Change("argument", event.at, "use_fast_accum", "False"),))
             yield fast(flag.at, "use_fast_accum=True", "False", Seen(event.at, "a product of gradients"), fix)
         elif split is not None and split.constant is False and PRODUCT.search(event.value.name):
