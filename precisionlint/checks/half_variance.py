@@ -24,19 +24,24 @@ STOP = frozenset({"softmax", "matmul", "linear", "layer", "cast"})
 def averaged(value: Value) -> Iterator[tuple[Value, Value | None]]:
     """(what a value is the mean of, with which weights): the sum over a count, ``(w * x).sum()`` and ``w @ x`` are means as well, and so may be
     what a layer, or a function that nobody read, makes of x."""
+    inner: list[tuple[Value, Value | None]] = []
     if value.op in AVERAGING and value.inputs:
-        yield value.inputs[0], None
+        inner = [(value.inputs[0], None)]
     elif value.op in OPAQUE:
-        yield from ((part, None) for part in value.inputs[:4])
+        inner = [(part, None) for part in value.inputs[:4]]
     elif value.op == "div" and len(value.inputs) == 2:
         count = None if value.inputs[1].dtypes == NUMBER else value.inputs[1]
-        yield from ((source.inputs[0], count) for source in sources(value.inputs[0]) if source.op in ("sum", "cumsum"))
-    elif value.op == "sum" and value.inputs:
-        for product in sources(value.inputs[0]):
-            if product.op == "mul" and len(product.inputs) == 2:
-                yield from (product.inputs, product.inputs[::-1])
+        inner = [(source.inputs[0], count) for source in sources(value.inputs[0]) if source.op in ("sum", "cumsum")]
     elif value.op == "matmul" and len(value.inputs) == 2:
-        yield from (value.inputs, value.inputs[::-1])
+        left, right = value.inputs
+        inner = [(left, right), (right, left)]
+    yield from inner
+    for part in [part for part, count in inner if count is None] or (value.inputs[:1] if value.op == "sum" else ()):
+        for product in sources(part):
+            if product.op == "mul" and len(product.inputs) == 2:
+                left, right = product.inputs
+                yield left, right
+                yield right, left
 
 
 def averaged_square(value: Value) -> tuple[Value, Value | None] | None:
