@@ -51,6 +51,11 @@ class Contrast(nn.Module):
 def around(edges, x):
     mean = sparse.product(edges, x, reduce="mean")
     return sparse.product(edges, x.square(), reduce="mean") - mean * mean  # <-
+
+
+def weighed(x, index, weight):
+    mean = sparse.scatter(x * weight, index, reduce="mean")
+    return (sparse.scatter(x**2 * weight, index, reduce="mean") - mean**2).clamp(min=1e-4)  # <-
 """,
     ),
     "squared distances by expansion": (
@@ -97,6 +102,21 @@ class Sensitivity:
 
     def moved(self, x):
         self.total += torch.sum(x * self.scale).item()  # <-
+""",
+    ),
+    "sums of gradients": (
+        "half-running-sum",
+        """
+def overflows(parameters):
+    for parameter in parameters:
+        total = float(parameter.grad.sum())  # <-
+        if total == float("inf") or total != total:
+            return True
+    return False
+
+
+def seen(weight):
+    return torch.sum(weight.grad.data).item()  # <-
 """,
     ),
     "a variance of means that are handed in": (
@@ -383,6 +403,14 @@ class Accuracy:
     def seen(self, gradient, predicted, labels):
         self.score += (gradient.float() * self.delta).abs().sum().item()
         self.correct += (predicted == labels).sum().item()
+""",
+    "sums of gradients in fp32, and along one dimension": """
+def overflows(parameters):
+    return any(not torch.isfinite(each.grad.float().sum()) for each in parameters)
+
+
+def rows(weight):
+    return weight.grad.sum(dim=0)
 """,
     "variances of other weights": """
 def mixed(x, left, right):

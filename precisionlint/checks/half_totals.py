@@ -39,6 +39,8 @@ def totals(event: Computed) -> Iterator[Any]:
         yield from perplexity(value, scope)
     elif value.op == "sum" and "dtype" in value.options:
         yield from rounded_terms(value, scope)
+    elif value.op == "sum" and (gradient := gradient_within(value)) is not None:
+        yield from sum_of_gradient(value, gradient)
     elif value.op == "sum" and scope.enabled is not False and grade(value.dtypes, scope) is not None:
         yield from sum_of_losses(value)
         yield from counted_mask(value)
@@ -113,6 +115,28 @@ def sum_over_pixels(value: Value) -> Iterator[Any]:
                 (Seen(made.at, "the probabilities"),),
             )
             return
+
+
+def gradient_within(value: Value) -> Value | None:
+    """The gradient that a sum is one of, by what it is or by its name."""
+    return next(
+        (s for s in sources(value.inputs[0]) if s.op == "gradient" or (s.op == "unknown" and s.name == "grad")), None
+    )
+
+
+def sum_of_gradient(value: Value, gradient: Value) -> Iterator[Any]:
+    """``float(weight.grad.sum())``, by which an overflow is looked for: the sum overflows before an element does."""
+    free = may_be_half(value.dtypes) or untold(value)
+    if free and len(value.inputs) == 1 and "dim" not in value.options:
+        yield hit(
+            "half-running-sum",
+            value,
+            "possible",
+            "the sum of a gradient is kept in its own dtype: of half gradients it is inf in fp16 above 65504, although no element is; give it "
+            "dtype=torch.float32, or ask isfinite() of the elements",
+            (Shows("half gradients"),),
+            (Seen(gradient.at, "the gradient"),) if gradient.at is not None else (),
+        )
 
 
 FLATTENED = frozenset({"flatten", "view", "reshape", "rearrange"})
