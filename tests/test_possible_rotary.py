@@ -93,3 +93,48 @@ def test_what_init_runs_first_and_others_later(tmp_path: Path, kept: str, lines:
 @pytest.mark.parametrize(("cast", "lines"), [(".to(x.dtype)", [14]), (".float()", [])])
 def test_positions_by_a_longer_name(tmp_path: Path, cast: str, lines: list[int]) -> None:
     assert told(tmp_path, GIVEN.format(cast=cast)) == lines
+
+
+DIVIDED = """
+class Places(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        {made}
+
+    def forward(self, x, mask):
+        {places}
+        return torch.cat([torch.sin(places[..., None] / {lengths}), x], dim=-1)
+"""
+KEPT = 'self.register_buffer("lengths", 10000 ** (torch.arange(0, width).float() / width))'
+COUNTED = "places = torch.arange(x.shape[1], device=x.device).type_as(self.lengths)"
+OF_X = "10000 ** (torch.arange(0, 64, device=x.device, dtype=x.dtype) / 64)"
+
+
+@pytest.mark.parametrize(
+    ("made", "places", "lengths", "lines"),
+    [
+        (KEPT, COUNTED, "self.lengths", [10, 14]),
+        ("pass", "places = torch.arange(x.shape[1], device=x.device).to(x.dtype)", OF_X, [14]),
+    ],
+)
+def test_positions_over_lengths_of_waves(
+    made: str, places: str, lengths: str, lines: list[int], tmp_path: Path
+) -> None:
+    assert told(tmp_path, DIVIDED.format(made=made, places=places, lengths=lengths)) == lines
+
+
+@pytest.mark.parametrize(
+    ("made", "places", "lengths"),
+    [
+        (
+            "pass",
+            "places = torch.arange(x.shape[1], device=x.device).float()",
+            OF_X.replace("x.dtype", "torch.float32"),
+        ),
+        # Shares of a length: no angle is large.
+        ("pass", "places = torch.arange(x.shape[1], device=x.device).to(x.dtype) / x.shape[1] * 6.28", OF_X),
+        (KEPT, "places = mask", "self.lengths"),
+    ],
+)
+def test_positions_over_lengths_in_fp32_and_shares(made: str, places: str, lengths: str, tmp_path: Path) -> None:
+    assert told(tmp_path, DIVIDED.format(made=made, places=places, lengths=lengths)) == []

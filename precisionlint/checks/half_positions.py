@@ -76,13 +76,15 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
         yield from sines_of_product(value, event.scope)
     if value.op == "cast" and known_half(value.dtypes):
         yield from tables_in_half(value, event.scope)
-    if value.op not in ("matmul", "outer", "mul") or len(value.inputs) < 2 or event.scope.kind == "test":
+    if value.op not in ("matmul", "outer", "mul", "div") or len(value.inputs) < 2 or event.scope.kind == "test":
         return
     left, right = value.inputs[0], value.inputs[1]
-    for place, freq in ((left, right), (right, left)):
+    for place, freq in ((left, right),) if value.op == "div" else ((left, right), (right, left)):
         made = frequencies(freq)
         if made is None or frequencies(place) is not None or not positions(place):
             continue
+        if value.op == "div" and find(place, lambda v: v.op == "div" and len(v.inputs) > 1, limit=16) is not None:
+            continue  # shares of a length
         held = next((s for s in sources(freq) if s.op == "buffer" and "~weights" in s.dtypes), None) or asked(freq)
         if held is not None and event.scope.enabled is not False and not event.scope.setup and not in_turns(place):
             yield cast_frequencies(held, value)
