@@ -12,7 +12,7 @@ from torch import Tensor
 
 from precisionlint.formats import E4M3FN
 from precisionlint.kernels import contracts, native
-from precisionlint.kernels.inputs import products
+from precisionlint.kernels.operands import products
 from precisionlint.kernels.reference import matmul_with_narrow_accumulator
 from precisionlint.verify import verify
 

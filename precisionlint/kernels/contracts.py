@@ -16,7 +16,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from precisionlint.formats import E8M0FNU, FORMATS, FP32, decode
-from precisionlint.kernels import inputs, inputs_nvfp4, judge, judge_nvfp4, reference
+from precisionlint.kernels import inputs, inputs_nvfp4, judge, judge_nvfp4, operands, reference
 from precisionlint.kernels.inputs import Case
 from precisionlint.kernels.outcome import Violation
 
@@ -115,7 +115,7 @@ def _quantizer(name: str, rows: int | None, columns: int | None, scales: str) ->
 
 def _product(name: str, per_block: bool, scales: str) -> Contract:
     def cases(options: Options) -> Iterator[Case]:
-        return _supported(inputs.products(FORMATS[options["format"]], per_block), options)
+        return _supported(operands.products(FORMATS[options["format"]], per_block), options)
 
     def judged(given: Sequence[Tensor], outputs: Sequence[Tensor], options: Options) -> list[Violation]:
         a, a_scales, b, b_scales = given
@@ -186,7 +186,7 @@ def _mx_quantizer() -> Contract:
 
 def _mx_product() -> Contract:
     def cases(options: Options) -> Iterator[Case]:
-        return _supported(inputs.mx_products(FORMATS[options["format"]]), options)
+        return _supported(operands.mx_products(FORMATS[options["format"]]), options)
 
     def judged(given: Sequence[Tensor], outputs: Sequence[Tensor], options: Options) -> list[Violation]:
         a, a_scales, b, b_scales = given
