@@ -439,3 +439,13 @@ def test_fp16_gradients_that_nothing_is_seen_to_step_with_are_possible(tmp_path:
     file.write_text(TIMED, encoding="utf-8")
     found = check([str(file)], select=["fp16-without-scaler"], min_confidence="possible").findings
     assert [(each.place.line, each.confidence) for each in found] == [(10, "certain"), (20, "possible")]
+
+
+def test_what_is_called_an_optimizer_is_one_whoever_made_it(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    made = TIMED.replace(
+        "def train(model, loader, optimizer):", "def train(model, loader):\n    optimizer = make(model)"
+    )
+    file.write_text(made, encoding="utf-8")
+    found = check([str(file)], select=["fp16-without-scaler"]).findings
+    assert [(each.place.line, each.confidence) for each in found] == [(11, "certain")]

@@ -142,14 +142,12 @@ def choices(it: Interpreter, state: State, value: Value | None) -> list[tuple[St
     return [(state, value)]
 
 
-def is_optimizer(it: Interpreter, state: State, value: Value) -> bool:
+def is_optimizer(it: Interpreter, state: State, value: Value, called: str = "") -> bool:
+    """Whether a value is an optimizer: made as one, or unknown and called so where it was made or, in the program's words, here."""
     if isinstance(value, Obj):
         return it.kind(state, value) == "optimizer"
-    return (
-        isinstance(value, Sym)
-        and not SCHEDULER_NAME.search(last_name(value))
-        and bool(OPTIMIZER_NAME.search(last_name(value)))
-    )
+    names = (last_name(value), called.rpartition(".")[2]) if isinstance(value, Sym) else ()
+    return not any(map(SCHEDULER_NAME.search, names)) and any(map(OPTIMIZER_NAME.search, names))
 
 
 def is_scaler(it: Interpreter, state: State, value: Value, method: str = "") -> bool:

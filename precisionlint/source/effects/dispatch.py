@@ -250,7 +250,7 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
         return scaler_method(it, state, instr, receiver, name, args)
     if name == "backward":
         return backward_method(it, state, instr, receiver, args)
-    if name in ("step", "zero_grad", "state_dict") and is_optimizer(it, state, receiver):
+    if name in ("step", "zero_grad", "state_dict") and is_optimizer(it, state, receiver, receiver_text(instr)):
         return optimizer_method(it, state, instr, receiver, name, args)
     if name == "step" and isinstance(receiver, (Sym, Obj)) and SCHEDULER_NAME.search(receiver_text(instr)):
         guarded = any(FINITE.search(label) or "scale" in label for label in when(state))
