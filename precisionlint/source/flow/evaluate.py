@@ -138,9 +138,8 @@ class Frame:
             if torch_calls.DTYPE_NAME.search(param.arg):  # None: the default dtype, or what a caller gives
                 return Value("input", (), UNKNOWN, self.at(param), param.arg)
         known_dtypes = annotated(param.annotation)
-        free = (
-            UNKNOWN if self.function is not None and is_of_arrays(self.function.node) else frozenset({f"~{param.arg}"})
-        )
+        of_arrays = self.source.numpy and self.function is not None and is_of_arrays(self.function.node)
+        free = UNKNOWN if of_arrays else frozenset({f"~{param.arg}"})
         follows = free if known_dtypes is None else known_dtypes
         kind = "torch.device" if is_device(param.annotation) else None
         return Value("input", (), follows, self.at(param), param.arg, ref=kind)

@@ -84,6 +84,11 @@ class Source(Struct, eq=False, dict=True):
         return self.file.data.decode(errors="replace")
 
     @cached_property
+    def numpy(self) -> bool:
+        """Whether the file speaks of NumPy's functions."""
+        return b"np." in self.file.data or b"numpy." in self.file.data
+
+    @cached_property
     def kept(self) -> frozenset[str]:
         """The parts that models of transformers and diffusers keep in fp32, by their names."""
         return frozenset(name for listed in KEPT.findall(self.text) for name in WORD.findall(listed))

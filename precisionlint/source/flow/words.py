@@ -114,7 +114,7 @@ ARRAYS = frozenset(
 def is_of_arrays(node: ast.AST) -> bool:
     """Whether a function computes with NumPy's arrays, and not with torch."""
     torch = arrays = False
-    for each in ast.walk(node):
+    for each in walk(node):
         if isinstance(each, ast.Name):
             torch = torch or each.id in ("torch", "F")
         elif isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id in ("np", "numpy"):
