@@ -278,7 +278,7 @@ def log_stored_in_half(value: Value, scope: Scope) -> Iterator[Any]:
             value,
             how,
             f"{value.op} is stored in {kept_in(how, value.dtypes)}: bf16 is off by "
-            f"up to 0.06 at values of 10; give it fp32 ({'dtype=torch.float32' if lifted else '.float()'})",
+            f"up to 0.03 at values of 10; give it fp32 ({'dtype=torch.float32' if lifted else '.float()'})",
             (TRAINING, HALF_SHOWN if how == "possible" else shown_by(value.dtypes)),
         )
 
@@ -288,7 +288,7 @@ def log_asked_of_others(value: Value, scope: Scope) -> Iterator[Any]:
     given = value.inputs[0]
     if scope.enabled is not False and (may_be_half(given.dtypes) or untold(given)) and logits(given):
         message = (
-            f"'{value.name}' is given the logits as they come: unless it widens them, its log-probabilities are off by up to 0.06 at values of "
+            f"'{value.name}' is given the logits as they come: unless it widens them, its log-probabilities are off by up to 0.03 at values of "
             "10 in bf16; cast the logits to float first"
         )
         yield hit("softmax-in-half", value, "possible", message, (TRAINING, HALF_SHOWN))
@@ -305,7 +305,7 @@ def kept_narrower(value: Value, scope: Scope) -> Iterator[Any]:
             "softmax-in-half",
             held,
             "possible",
-            f"log-probabilities are kept in {kept_in(how, held.dtypes)}: bf16 is off by up to 0.06 at values of 10; make room for them with "
+            f"log-probabilities are kept in {kept_in(how, held.dtypes)}: bf16 is off by up to 0.03 at values of 10; make room for them with "
             "dtype=torch.float32",
             (TRAINING, HALF_SHOWN),
             (Seen(value.at, "put there"),),
@@ -447,7 +447,7 @@ def exp_in_half(state: None, event: Computed) -> Iterator[Any]:
         how: Confidence = "likely"
         harm = "a decay of 0.999 is 1.0 in bf16"
     elif LOGARITHM.search(source.name):
-        how, harm = "possible", "bf16 has steps of 1/32 from 4 on, and the result is off by as many hundredths"
+        how, harm = "possible", "bf16 has steps of 1/32 from 4 on, each of them 3 % of the result"
     else:
         return
     yield hit(
@@ -476,8 +476,8 @@ def probability_ratio(value: Value, scope: Scope) -> Iterator[Any]:
         "exp-in-half",
         value,
         "possible",
-        f"a ratio of probabilities is taken in {kept_in('possible', value.dtypes)}: log-probabilities in bf16 are off by up to 0.06 at values "
-        "of 10, and the ratio by as many hundredths; subtract and exponentiate in fp32",
+        f"a ratio of probabilities is taken in {kept_in('possible', value.dtypes)}: log-probabilities in bf16 are off by up to 0.03 at values "
+        "of 10, and the ratio of two by up to 6 %; subtract and exponentiate in fp32",
         (TRAINING, HALF_SHOWN),
         (Seen(difference.at, "the difference"),),
     )

@@ -119,8 +119,8 @@ def norm_of_whole(value: Value, scope: Scope) -> Iterator[Any]:
         "half-gradient-norm",
         value,
         "possible",
-        "the norm of a whole tensor that is handed in is kept in its own dtype: where that is half, fp16 is inf above 65504 and bf16 has steps of "
-        "1/256; give it dtype=torch.float32",
+        "the norm of a whole tensor that is handed in is kept in its own dtype: where that is half, fp16 is inf above 65504 and bf16 keeps 8 "
+        "bits of it; give it dtype=torch.float32",
         (Shows("half"),),
     )
 

@@ -207,8 +207,8 @@ def perplexity(value: Value, scope: Scope) -> Iterator[Any]:
         "half-running-sum",
         loss,
         "possible",
-        f"the exp of a mean of losses in {kept_in('possible', loss.dtypes)}: bf16 has steps of 1/64 above 2, and a perplexity is off by as many "
-        "hundredths; cast the logits to float first",
+        f"the exp of a mean of losses in {kept_in('possible', loss.dtypes)}: above 2 bf16 rounds a loss by up to 1/128, and the perplexity is off "
+        "by 0.8 %; cast the logits to float first",
         (Shows("half"),),
         (Seen(value.at, "exp of their mean"),),
     )
