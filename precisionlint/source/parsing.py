@@ -115,7 +115,7 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
 
 PLAIN = frozenset(
     {
-        "ctx", "op", "ops", "id", "attr", "arg", "name", "asname", "module", "level", "kind", "conversion", "simple", "lineno", "tag",
+        "ctx", "op", "ops", "id", "attr", "arg", "asname", "module", "level", "kind", "conversion", "simple", "lineno", "tag",
         "rest", "kwd_attrs", "is_async", "type_comment", "type_ignores",
     }
 )  # fmt: skip
@@ -142,9 +142,9 @@ def walk(node: ast.AST) -> list[ast.AST]:
     found = [node]
     for current in found:  # which grows
         for name in CHILDREN[current.__class__]:
-            value = getattr(current, name)
+            value = getattr(current, name, None)
             if value.__class__ is not list:
-                if value is not None:
+                if isinstance(value, ast.AST):  # newer Pythons may have fields that PLAIN does not name
                     found.append(value)
             elif name in SPARSE:
                 found += [each for each in value if each is not None]

@@ -203,7 +203,7 @@ class File:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """Every node of ``syntax``.
+        """The nodes of ``syntax``, as ``parsing.walk`` gives them.
 
         Raises: UnreadableError.
         """
