@@ -288,9 +288,10 @@ def end_of(positions: Value) -> Value:
 
 
 def few(positions: Value) -> bool:
-    """One number a channel, by the step or by what they are counted up to: exponents of frequencies."""
-    return number(positions.option("step", 2)) == 2 or bool(
-        find(end_of(positions), lambda v: bool(CHANNELS.search(v.name)), limit=6)
+    """One number a channel, by the step or by what they are counted up to: exponents of frequencies. The ``d`` of ``d * h * w`` is a depth."""
+    of_channels = find(end_of(positions), lambda v: CHANNELS.search(v.name) is not None, limit=6)
+    return number(positions.option("step", 2)) == 2 or (
+        of_channels is not None and not (len(of_channels.name) == 1 and of_area(positions))
     )
 
 
