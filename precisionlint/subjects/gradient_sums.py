@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from precisionlint.facts import GradientSum
 from precisionlint.source.flow.words import TEST_PATH
 from precisionlint.subjects import File
+from precisionlint.subjects.names import last_name
 from precisionlint.subjects.optimizers import COMMENT
 
 ACCUMULATOR = re.compile(r"^Grad(?:ient)?s?Accum(?:ulator|ulation|ulate)?$")
@@ -32,10 +33,10 @@ def read(file: File) -> Iterator[GradientSum]:
         return
     scopes = [node for node in file.nodes if isinstance(node, (*FUNCTIONS, ast.ClassDef))]
     for node in file.nodes:
-        if isinstance(node, ast.Call) and ACCUMULATOR.search(_last(node.func)):
+        if isinstance(node, ast.Call) and ACCUMULATOR.search(last_name(node.func)):
             given = next((each.value for each in node.keywords if each.arg == "dtype"), None)
             if isinstance(given, ast.Attribute) and given.attr == "dtype":
-                yield GradientSum(file.place(node), (), _last(node.func), ast.unparse(given.value))
+                yield GradientSum(file.place(node), (), last_name(node.func), ast.unparse(given.value))
         elif isinstance(node, (ast.AugAssign, ast.Call)) and (name := _added(node)):
             around = [each for each in scopes if each.lineno <= node.lineno <= (each.end_lineno or 0)]
             if not AWARE.search(_text(file, around[0] if around else None)):
@@ -53,7 +54,7 @@ def _added(node: ast.AugAssign | ast.Call) -> str:
             return ""
     while isinstance(target, ast.Subscript):
         target = target.value
-    name = _last(target)
+    name = last_name(target)
     return name if KEPT.search(name) and not COUNTED.search(name) and _gradient(value) else ""
 
 
@@ -71,10 +72,6 @@ def _gradient(node: ast.expr) -> bool:
         if node.attr not in SAME:
             return False
         node = node.value
-
-
-def _last(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _text(file: File, node: ast.stmt | None) -> str:

@@ -18,6 +18,7 @@ from precisionlint.recipes import HALVES
 from precisionlint.source.flow.words import TEST_PATH
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
+from precisionlint.subjects.names import last_name, spelled
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 OPTIMIZER = re.compile(
@@ -70,7 +71,9 @@ def read(file: File) -> Iterator[HalfModel]:
                 told.add(made.at)
                 dtype = min(made.dtypes) if len(made.dtypes) == 1 else "half"
                 scaled = scales and "fp16" in made.dtypes
-                yield HalfModel(file.place(made.at), (), made.name, dtype, last(taken.func), file.place(taken), scaled)
+                yield HalfModel(
+                    file.place(made.at), (), made.name, dtype, last_name(taken.func), file.place(taken), scaled
+                )
 
 
 class Scope:
@@ -157,13 +160,7 @@ class Scope:
 
     def called(self, name: str) -> list[str]:
         """A model's name, and those of what only wraps it."""
-        names = [name]
-        for other, values in self.values.items():
-            for value in values:
-                wrapped = value.args[0] if isinstance(value, ast.Call) and value.args else None
-                if wrapped is not None and spelled(wrapped) == name and WRAPS.search(last(value.func)):  # type: ignore[attr-defined]
-                    names.append(other)
-        return names
+        return [name, *(other for other, values in self.values.items() for value in values if wraps(value, name))]
 
     def takes(self, call: ast.Call, name: str) -> bool:
         """Whether an optimizer is given parameters of the model."""
@@ -174,9 +171,9 @@ class Scope:
         for each in walk(node):
             if isinstance(each, ast.Call):
                 of = spelled(each.func.value) if isinstance(each.func, ast.Attribute) else ""
-                if PARAMETERS.search(last(each.func)) and (of == name or of.startswith(f"{name}.")):
+                if PARAMETERS.search(last_name(each.func)) and (of == name or of.startswith(f"{name}.")):
                     return True
-                if OF_PARAMETERS.search(last(each.func)) and name in map(spelled, each.args):
+                if OF_PARAMETERS.search(last_name(each.func)) and name in map(spelled, each.args):
                     return True
             elif isinstance(each, (ast.Name, ast.Attribute)) and depth < DEPTH:
                 values = self.values.get(spelled(each), []) if spelled(each) != name else []
@@ -223,12 +220,23 @@ def entries(table: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(table, ast.Dict):
         for key, value in zip(table.keys, table.values, strict=True):
             yield (str(key.value) if isinstance(key, ast.Constant) else ""), value
-    elif isinstance(table, ast.Call) and last(table.func) == "dict":
+    elif isinstance(table, ast.Call) and last_name(table.func) == "dict":
         yield from ((keyword.arg or "", keyword.value) for keyword in table.keywords)
 
 
+def wraps(value: ast.expr, name: str) -> bool:
+    """``DDP(model, …)``"""
+    return (
+        isinstance(value, ast.Call)
+        and bool(value.args)
+        and spelled(value.args[0]) == name
+        and WRAPS.search(last_name(value.func)) is not None
+    )
+
+
 def is_optimizer(call: ast.Call) -> bool:
-    name = last(call.func)
+    """Whether a call makes an optimizer that keeps no fp32 copies."""
+    name = last_name(call.func)
     given = {keyword.arg for keyword in call.keywords}
     return (
         bool(OPTIMIZER.search(name) and (call.args or given))
@@ -249,16 +257,3 @@ def receiver(call: ast.expr) -> str:
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         node = node.func.value
     return spelled(node)
-
-
-def spelled(node: ast.expr) -> str:
-    """A name, or attributes of one; "" for anything else."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
-
-
-def last(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

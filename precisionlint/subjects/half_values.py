@@ -28,7 +28,7 @@ from precisionlint.subjects.compared import (
     called_by,
     innermost,
 )
-from precisionlint.subjects.names import Names, argument
+from precisionlint.subjects.names import Names, argument, last_name
 from precisionlint.subjects.parametrized import Calls, Choices, Run, handed, runs
 
 WIDE = ("float32", "float", "float64", "double")
@@ -191,7 +191,7 @@ class Function:
     def filled(self, call: ast.Call) -> None:
         """What ``kernel[grid](x, out)`` and ``rms_norm(out, x)`` write: tensors whose memory holds nothing yet."""
         name = called_by(call.func)
-        op = _last(call.func.value if isinstance(call.func, ast.Subscript) else call.func) or name
+        op = last_name(call.func.value if isinstance(call.func, ast.Subscript) else call.func) or name
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         held = [(each.id, of) for each in given if isinstance(each, ast.Name) and (of := self.held.get(each.id))]
         tensors = [of for _, of in held if isinstance(of, Tensor) and not of.blank]
@@ -402,9 +402,9 @@ class Function:
                 yield from self.to_numpy(self.value(function.value), ".numpy()", each)
             elif name in ("numpy.asarray", "numpy.array") and each.args:
                 yield from self.to_numpy(self.value(each.args[0]), f"np.{name.rpartition('.')[2]}", each)
-            elif name in DEFAULTS or _last(function).endswith(CLOSER):
+            elif name in DEFAULTS or last_name(function).endswith(CLOSER):
                 yield from self.close(each, name if name in DEFAULTS else CLOSE)
-            elif _last(function) in ("assertLess", "assertLessEqual") and len(each.args) > 1:
+            elif last_name(function) in ("assertLess", "assertLessEqual") and len(each.args) > 1:
                 yield from self.bounded(each.args[0], each.args[1], each)
 
     def to_numpy(self, value: Value, call: str, node: ast.Call) -> Iterator[Event]:
@@ -474,11 +474,7 @@ def _ends(node: ast.stmt) -> bool:
     if isinstance(node, (ast.Return, ast.Raise)):
         return True
     call = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(call, ast.Call) and _last(call.func) in ("skip", "skipTest", "xfail", "fail")
-
-
-def _last(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return isinstance(call, ast.Call) and last_name(call.func) in ("skip", "skipTest", "xfail", "fail")
 
 
 def _splat(call: ast.Call) -> bool:

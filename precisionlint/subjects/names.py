@@ -21,17 +21,26 @@ class Names:
 
     def of(self, node: ast.expr) -> str:
         """The dotted name of an expression, from the package on; nothing for anything else."""
-        parts = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-            node = node.value
-        if not isinstance(node, ast.Name):
-            return ""
-        return ".".join([self.imported.get(node.id, node.id), *reversed(parts)])
+        root, dot, rest = spelled(node).partition(".")
+        return f"{self.imported.get(root, root)}{dot}{rest}"
 
     def has(self, *packages: str) -> bool:
         """Whether anything of one of these packages is imported."""
         return any(name.partition(".")[0] in packages for name in self.imported.values())
+
+
+def spelled(node: ast.expr) -> str:
+    """A name, or attributes of one, as they are written; nothing for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def last_name(node: ast.expr) -> str:
+    """The last part of a dotted name, whatever it is an attribute of; nothing for anything else."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def argument(call: ast.Call, keyword: str, position: int | None = None) -> ast.expr | None:

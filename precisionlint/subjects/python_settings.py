@@ -17,6 +17,7 @@ from precisionlint.findings import Place
 from precisionlint.recipes import HALVES, UNKNOWN, Recipe, Setting
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File, deepspeed, megatron
+from precisionlint.subjects.names import last_name
 from precisionlint.subjects.tree import Table, constant, joined, of_python, tables
 
 POLICIES = ("MixedPrecision", "MixedPrecisionPolicy")
@@ -69,10 +70,10 @@ def _dict(file: File, node: ast.Dict) -> Iterator[Recipe]:
     for each in node.values:  # a table of hooks, one of which a setting chooses
         if (
             isinstance(each, (ast.Name, ast.Attribute))
-            and HOOK.fullmatch(_name(each))
+            and HOOK.fullmatch(last_name(each))
             and TAKES_HOOKS.search(file.text)
         ):
-            sent = Setting(_name(each), _name(each)[:4].lower(), file.place(each))
+            sent = Setting(last_name(each), last_name(each)[:4].lower(), file.place(each))
             yield Recipe(at=sent.at, when=(), framework="DDP", reduces=sent, sure=False, left=True)
     tree = of_python(file, node)
     for table in tables(tree) if isinstance(tree, Table) else ():
@@ -94,7 +95,7 @@ def _arguments(file: File, node: ast.List | ast.Tuple) -> Iterator[Recipe]:
 
 
 def _call(file: File, node: ast.Call) -> Iterator[Recipe]:
-    name = _name(node.func)
+    name = last_name(node.func)
     if name in POLICIES:
         yield from _policy(file, node)
     elif name in MEGATRON_CONFIGS:
@@ -165,7 +166,7 @@ def _policy(file: File, node: ast.Call) -> Iterator[Recipe]:
 def _policy_of_another(file: File, node: ast.Call) -> Iterator[Recipe]:
     """A trainer's own settings for FSDP, whose words are FSDP's: ``shard(model, param_dtype=…, reduce_dtype=DType.bfloat16)``."""
     keyword = next(each for each in node.keywords if each.arg == "reduce_dtype")
-    if half := HALVES.get(_name(keyword.value)):
+    if half := HALVES.get(last_name(keyword.value)):
         yield _sums(replace(_setting(file, keyword), value=half))
 
 
@@ -194,7 +195,7 @@ def _sums(sums: Setting) -> Recipe:
 
 def _half(value: ast.expr) -> str:
     """The half that a dtype or its name says, or nothing."""
-    return HALVES.get(_name(value) or str(constant(value)), "")
+    return HALVES.get(last_name(value) or str(constant(value)), "")
 
 
 def _compute_alone(file: File, node: ast.Call, compute: ast.expr | None) -> Iterator[Recipe]:
@@ -249,7 +250,7 @@ def _assignment(file: File, node: ast.Assign) -> Iterator[Recipe]:
     elif target.attr == "main_grads_dtype" and _setting_of(file, node, at).half:
         yield Recipe(at=at, when=(), framework="Megatron", accumulates=_setting_of(file, node, at))
     elif target.attr == "grad_reduce_in_fp32" and constant(node.value) is False:
-        yield from _megatron(file, Setting("grad_reduce_in_fp32", False, at), _name(target.value))
+        yield from _megatron(file, Setting("grad_reduce_in_fp32", False, at), last_name(target.value))
 
 
 def _setting_of(file: File, node: ast.Assign, at: Place) -> Setting:
@@ -286,7 +287,7 @@ def _accelerate_hook(file: File, call: ast.Call) -> Iterator[Recipe]:
     """accelerate's choice of a hook, by its enumeration or the value of that."""
     for keyword in call.keywords:
         setting = _setting(file, keyword)
-        named = _name(keyword.value).lower() or str(setting.value)
+        named = last_name(keyword.value).lower() or str(setting.value)
         if keyword.arg in ("comm_hook", "comm_wrapper") and named in ("fp16", "bf16"):
             yield Recipe(at=setting.at, when=(), framework="DDP", reduces=replace(setting, value=named))
 
@@ -295,7 +296,7 @@ def _hooks(file: File, handed: list[ast.expr], call: ast.Call) -> Iterator[Recip
     """The compressing hooks among what a call is handed: by name, through a local variable, or as functions of the file."""
     for value in handed:
         for each in _choices(file, value, call):
-            name, at = _name(each), file.place(each)
+            name, at = last_name(each), file.place(each)
             half = name[:4].lower() if HOOK.fullmatch(name) else _half_of_hook(file, each)
             if half:
                 yield Recipe(at=at, when=(), framework="DDP", reduces=Setting(name, half, at))
@@ -304,13 +305,13 @@ def _hooks(file: File, handed: list[ast.expr], call: ast.Call) -> Iterator[Recip
 def _half_of_hook(file: File, hook: ast.expr) -> str:
     """The half that a hook of the program's own sends, or Horovod's ``Compression``."""
     if isinstance(hook, ast.Attribute):
-        return "fp16" if hook.attr == "fp16" and _name(hook.value) == "Compression" else ""
+        return "fp16" if hook.attr == "fp16" and last_name(hook.value) == "Compression" else ""
     functions = (each for each in file.nodes if isinstance(each, ast.FunctionDef))
     own = next((each for each in functions if isinstance(hook, ast.Name) and each.name == hook.id), None)
     calls = [each for each in walk(own) if isinstance(each, ast.Call)] if own is not None else []
-    if not any(_name(each.func) in COLLECTIVES for each in calls):
+    if not any(last_name(each.func) in COLLECTIVES for each in calls):
         return ""
-    casts = {_name(each.func): [constant(value) for value in each.args] for each in calls}
+    casts = {last_name(each.func): [constant(value) for value in each.args] for each in calls}
     if "half" in casts or any(Setting("", value, file.place(hook)).half == "fp16" for value in casts.get("to", ())):
         return "fp16"
     bf16 = any(Setting("", value, file.place(hook)).half == "bf16" for value in casts.get("to", ()))
@@ -338,8 +339,3 @@ def _setting(file: File, keyword: ast.keyword) -> Setting:
     start = file.column(keyword.lineno, keyword.col_offset)
     whole = at if keyword.lineno != at.line else type(at)(at.path, at.line, start, at.end_line, at.end_column)
     return Setting(keyword.arg or "", constant(keyword.value), whole)
-
-
-def _name(node: ast.expr) -> str:
-    """The last part of a dotted name."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -19,6 +19,7 @@ from precisionlint.findings import Place
 from precisionlint.kernel_facts import FOLLOWS, FP8, HALVES, Accumulated, Dotted, Reduced, ScaledByAmax, Typed
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
+from precisionlint.subjects.names import last_name
 from precisionlint.subjects.triton_launches import NOTHING, Reaching, reaching
 from precisionlint.subjects.triton_values import (
     DTYPES,
@@ -448,7 +449,7 @@ def _named(statement: ast.stmt) -> str:
     else:
         return ""
     direct = statement.value is not None and not (
-        isinstance(statement.value, ast.Call) and _last(statement.value.func) == "to"
+        isinstance(statement.value, ast.Call) and last_name(statement.value.func) == "to"
     )
     return target.id if isinstance(target, ast.Name) and direct else ""
 
@@ -459,7 +460,7 @@ def _lifted(body: Sequence[ast.stmt]) -> Iterator[str]:
         for node in walk(statement):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
                 given = [*node.args, *(each.value for each in node.keywords)]
-                if isinstance(node.func.value, ast.Name) and any(_last(each) == "float32" for each in given):
+                if isinstance(node.func.value, ast.Name) and any(last_name(each) == "float32" for each in given):
                     yield node.func.value.id
 
 
@@ -471,7 +472,7 @@ def _constants(file: File) -> dict[str, Value]:
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         value = node.value
-        if isinstance(value, ast.Call) and _last(value.func) == "constexpr" and value.args:
+        if isinstance(value, ast.Call) and last_name(value.func) == "constexpr" and value.args:
             value = value.args[0]
         for target in targets:
             if isinstance(target, ast.Name):
@@ -490,7 +491,7 @@ def _constant_of(name: str, node: ast.expr) -> Value:
 
 def _jits(decorator: ast.expr) -> bool:
     """``@triton.jit``, ``@jit``, and either with arguments."""
-    return _last(decorator.func if isinstance(decorator, ast.Call) else decorator) == "jit"
+    return last_name(decorator.func if isinstance(decorator, ast.Call) else decorator) == "jit"
 
 
 def _called(node: ast.FunctionDef) -> Iterator[str]:
@@ -507,8 +508,4 @@ def _api(node: ast.Call) -> str:
 
 def _library(node: ast.expr) -> bool:
     """``tl``, ``triton.language``, ``tl.math``, ``libdevice``."""
-    return _last(node) in ("tl", "language", "math", "libdevice", "extra")
-
-
-def _last(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return last_name(node) in ("tl", "language", "math", "libdevice", "extra")
