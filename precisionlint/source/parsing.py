@@ -8,10 +8,9 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
 
-Definition: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef"
-
+FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
+Definition = FunctionDef | ast.ClassDef
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 CODING = re.compile(rb"(?:[ \t\f]*(?:#.*)?(?:\r\n?|\n))?[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 """PEP 263: the encoding that one of the first two lines declares."""

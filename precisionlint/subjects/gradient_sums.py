@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from precisionlint.facts import GradientSum
 from precisionlint.source.flow.words import TEST_PATH
+from precisionlint.source.parsing import DEFINITIONS
 from precisionlint.subjects import File
 from precisionlint.subjects.names import last_name
 from precisionlint.subjects.optimizers import COMMENT
@@ -24,14 +25,13 @@ COUNTED = re.compile(r"step|iter|count|norm|num|sq")
 AWARE = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\bdtype\b|kahan|stochastic")
 SAME = ("data", "detach", "clone", "contiguous", "cpu", "cuda", "flatten")
 TEXT = re.compile(r"'''.*?'''|\"\"\".*?\"\"\"", re.S)
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def read(file: File) -> Iterator[GradientSum]:
     """The sums of gradients in a file, in its order."""
     if TEST_PATH.search(file.display):
         return
-    scopes = [node for node in file.nodes if isinstance(node, (*FUNCTIONS, ast.ClassDef))]
+    scopes = [node for node in file.nodes if isinstance(node, DEFINITIONS)]
     for node in file.nodes:
         if isinstance(node, ast.Call) and ACCUMULATOR.search(last_name(node.func)):
             given = next((each.value for each in node.keywords if each.arg == "dtype"), None)

@@ -16,11 +16,10 @@ from msgspec import Struct
 from precisionlint.facts import HalfModel
 from precisionlint.recipes import HALVES
 from precisionlint.source.flow.words import TEST_PATH
-from precisionlint.source.parsing import walk
+from precisionlint.source.parsing import DEFINITIONS, FunctionDef, walk
 from precisionlint.subjects import File
 from precisionlint.subjects.names import last_name, spelled
 
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 OPTIMIZER = re.compile(
     r"^(?:\w*Adam\w*|SGD|Lion\w*|RMSprop|Adagrad|Adadelta|Adafactor|optim(?:izer)?_(?:cls|class)|opt_(?:cls|class))$"
 )
@@ -58,9 +57,9 @@ def read(file: File) -> Iterator[HalfModel]:
     if TEST_PATH.search(file.display) or MASTERS.search(file.text):
         return
     scales = "GradScaler(" in file.text and re.search(r"scaler\w*\.(?:step|unscale_)\(", file.text) is not None
-    functions = [node for node in file.nodes if isinstance(node, FUNCTIONS) and not ASIDE.search(node.name)]
+    functions = [node for node in file.nodes if isinstance(node, FunctionDef) and not ASIDE.search(node.name)]
     classes = [node for node in file.nodes if isinstance(node, ast.ClassDef)]
-    top: list[ast.stmt] = [node for node in file.syntax.body if not isinstance(node, (*FUNCTIONS, ast.ClassDef))]
+    top: list[ast.stmt] = [node for node in file.syntax.body if not isinstance(node, DEFINITIONS)]
     scopes: list[tuple[Sequence[ast.stmt], bool]] = [(top, False)]
     scopes += [([function], False) for function in functions]
     scopes += [([method for method in owner.body if method in functions], True) for owner in classes]

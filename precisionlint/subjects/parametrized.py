@@ -8,15 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct, field
 
 from precisionlint.recipes import HALVES
-from precisionlint.source.parsing import walk
+from precisionlint.source.parsing import FunctionDef, walk
 from precisionlint.subjects.names import Names
 
 RUNS = 6
 """So many different runs in half are followed."""
 CALLERS = 24
 """So many calls of a function are looked at."""
-
-FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Run(Struct, frozen=True):

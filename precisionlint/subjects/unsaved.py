@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from precisionlint.facts import UnsavedScaler
-from precisionlint.source.parsing import walk
+from precisionlint.source.parsing import FunctionDef, walk
 from precisionlint.subjects import File
 
 OPTIMIZER = re.compile(r"optim|(?:^|[._])opt(?:$|_)", re.I)
@@ -26,7 +26,6 @@ SAVER = re.compile(r"_*save_*(?:the_|a_|training_)?(?:checkpoint|ckpt|model|stat
 KEPT = re.compile(r"optim|hook|callback|scaler|plugin|precision", re.I)
 """What a class is called, or one that it is made from, whose state a trainer keeps."""
 STEPS = re.compile(r"scal[ea]r\.(?:step|update)\(", re.I)
-FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def read(file: File) -> Iterator[UnsavedScaler]:

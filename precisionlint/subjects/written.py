@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator
 
 from precisionlint.facts import EnclosedBackward
+from precisionlint.source.parsing import FunctionDef
 from precisionlint.subjects import File
 
 ENGINE = re.compile(r"accelerator|fabric", re.I)
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def read(file: File) -> Iterator[EnclosedBackward]:
@@ -54,6 +54,7 @@ def entered(context: ast.expr, names: frozenset[str]) -> str:
 
 
 def is_off(call: ast.Call) -> bool:
+    """Whether a region is switched off where it is entered."""
     values = [each.value for each in call.keywords if each.arg == "enabled"] + call.args[:1]
     return any(isinstance(value, ast.Constant) and value.value is False for value in values)
 
@@ -64,7 +65,7 @@ def enclosed(body: list[ast.stmt]) -> Iterator[ast.Call]:
     todo: list[ast.AST] = list(body)
     while todo:
         node = todo.pop()
-        if isinstance(node, (*FUNCTIONS, ast.Lambda, ast.ClassDef, ast.For, ast.While)):
+        if isinstance(node, (FunctionDef, ast.Lambda, ast.ClassDef, ast.For, ast.While)):
             continue
         if isinstance(node, ast.With) and any(
             isinstance(item.context_expr, ast.Call) and ast.unparse(item.context_expr.func).endswith("autocast")

@@ -15,11 +15,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from precisionlint.source.parsing import UnreadableError, walk
+from precisionlint.source.parsing import Definition, FunctionDef, UnreadableError, walk
 from precisionlint.source.project import Project
-
-FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 CASTS = frozenset({"half", "bfloat16", "to", "convert_to_fp16"})
 MOVES = CASTS | {"cuda", "cpu", "train", "eval", "float", "double", "type", "requires_grad_", "apply", "share_memory"}

@@ -16,11 +16,9 @@ from precisionlint.checks import Hit, Judge
 from precisionlint.findings import Place
 from precisionlint.source.callers import MOST
 from precisionlint.source.flow.reading import Flow
-from precisionlint.source.parsing import UnreadableError, walk
+from precisionlint.source.parsing import FunctionDef, UnreadableError, walk
 from precisionlint.source.project import Project
 from precisionlint.subjects import File
-
-FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Shown(Struct, frozen=True):

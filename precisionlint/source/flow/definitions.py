@@ -24,14 +24,13 @@ from precisionlint.source.op_bodies import (
     loads_cast,
     settles,
 )
-from precisionlint.source.parsing import walk
+from precisionlint.source.parsing import FunctionDef, walk
 from precisionlint.valueflow import Defined
 
 if TYPE_CHECKING:
     from precisionlint.source.flow.evaluate import Frame
     from precisionlint.source.flow.heap import Class
 
-FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
 
 REGISTERS = b"register_autocast"
 DIFFERENTIABLE = b"register_autograd"
