@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from precisionlint.facts import Average
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
-from precisionlint.subjects.optimizers import COMMENT, COUNTS
+from precisionlint.subjects.optimizers import COUNTS, code_of
 
 WEIGHTS = re.compile(r"parameters\(|state_dict\(|\b\w*param(?:eter)?s?\b")
 NAMED = re.compile(r"ema|averag|shadow|teacher|target|momentum|polyak|decay", re.I)
@@ -21,7 +21,6 @@ AWARE = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.dtype|dtype
 """What says that dtypes were thought of, or that it is a codebook's affair."""
 STEPPING = re.compile(r"\bgrads?\b|\bexp_avg|Optimizer|momentum_buf")
 """What an optimizer has; one that is called an average holds an average of weights all the same."""
-TEXT = re.compile(r"'''.*?'''|\"\"\".*?\"\"\"", re.S)
 SLOW = 0.99
 HOLDS = re.compile(r"(?:^|_)ema(?:_|$)|^ema|averaged?_model|shadow_model", re.I)
 """What a model is called that holds an average of weights; a class of them ends or begins so."""
@@ -108,8 +107,7 @@ def _half(node: ast.expr) -> bool:
 
 def _text(file: File, node: ast.stmt) -> str:
     """Its text without comments, documentation and numbers that are made tensors."""
-    text = "\n".join(file.lines[node.lineno - 1 : node.end_lineno])
-    return COUNTS.sub("", COMMENT.sub("", TEXT.sub("", text)))
+    return COUNTS.sub("", code_of(file, node))
 
 
 def _blends(node: ast.Call | ast.BinOp) -> bool:

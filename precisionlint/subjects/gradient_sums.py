@@ -14,7 +14,7 @@ from precisionlint.source.flow.words import TEST_PATH
 from precisionlint.source.parsing import DEFINITIONS
 from precisionlint.subjects import File
 from precisionlint.subjects.names import last_name
-from precisionlint.subjects.optimizers import COMMENT
+from precisionlint.subjects.optimizers import code_of
 
 ACCUMULATOR = re.compile(r"^Grad(?:ient)?s?Accum(?:ulator|ulation|ulate)?$")
 KEPT = re.compile(
@@ -24,7 +24,6 @@ KEPT = re.compile(
 COUNTED = re.compile(r"step|iter|count|norm|num|sq")
 AWARE = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\bdtype\b|kahan|stochastic")
 SAME = ("data", "detach", "clone", "contiguous", "cpu", "cuda", "flatten")
-TEXT = re.compile(r"'''.*?'''|\"\"\".*?\"\"\"", re.S)
 
 
 def read(file: File) -> Iterator[GradientSum]:
@@ -39,7 +38,7 @@ def read(file: File) -> Iterator[GradientSum]:
                 yield GradientSum(file.place(node), (), last_name(node.func), ast.unparse(given.value))
         elif isinstance(node, (ast.AugAssign, ast.Call)) and (name := _added(node)):
             around = [each for each in scopes if each.lineno <= node.lineno <= (each.end_lineno or 0)]
-            if not AWARE.search(_text(file, around[0] if around else None)):
+            if not AWARE.search(code_of(file, around[0] if around else None)):
                 yield GradientSum(file.place(node), (), name)
 
 
@@ -72,9 +71,3 @@ def _gradient(node: ast.expr) -> bool:
         if node.attr not in SAME:
             return False
         node = node.value
-
-
-def _text(file: File, node: ast.stmt | None) -> str:
-    """Its text without comments and documentation; that of the file where it is in nothing."""
-    lines = file.lines if node is None else file.lines[node.lineno - 1 : node.end_lineno]
-    return COMMENT.sub("", TEXT.sub("", "\n".join(lines)))

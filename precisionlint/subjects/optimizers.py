@@ -53,7 +53,7 @@ def read(file: File) -> Iterator[Moment]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _is_outer(node):
             text = COMMENT.sub("", "\n".join(file.lines[node.lineno - 1 : node.end_lineno]))
             outer = _around(file, node)
-            around = DOCUMENTED.sub("", "\n".join(file.lines[outer.lineno - 1 : outer.end_lineno]))
+            around = code_of(file, outer)
             if not UPDATES.search(text) or CAREFUL.search(around):
                 continue
             own = [each for each in walk(node) if isinstance(each, (ast.Assign, ast.Call))]
@@ -65,6 +65,12 @@ def read(file: File) -> Iterator[Moment]:
             if any(not each.first for each in found) or SECOND_NAMED.search(around):
                 second.add(outer)
     yield from (moment for outer, moment in first if outer not in second)
+
+
+def code_of(file: File, node: ast.stmt | None) -> str:
+    """The text of a statement without comments and documentation; that of the file for None."""
+    lines = file.lines if node is None else file.lines[node.lineno - 1 : node.end_lineno]
+    return DOCUMENTED.sub("", "\n".join(lines))
 
 
 def _kept(file: File, own: list[ast.Assign | ast.Call], text: str) -> Iterator[Moment]:

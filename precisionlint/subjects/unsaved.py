@@ -51,7 +51,7 @@ def read(file: File) -> Iterator[UnsavedScaler]:
 def saves(function: FunctionDef, giving: Collection[str]) -> Iterator[ast.Call]:
     """The calls of ``torch.save`` in a function that write an optimizer's state, the first for each name by which it is written.
     ``giving``: the functions of the file that give one back."""
-    nodes = list(walk(function))
+    nodes = walk(function)
     holding = {
         target.id
         for node in nodes
