@@ -76,6 +76,12 @@ def test_a_function_whose_kernels_are_imported(
     assert told(tmp_path, "function-without-custom-fwd", text) is expected
 
 
+def test_a_function_whose_kernels_see_one_input_before_they_see_two(tmp_path: Path) -> None:
+    text = FUNCTION.format(module="sparse._triton", second="source", handed="x, source")
+    text = text.replace("return scaled_add_fwd", "size = scaled_add_bwd(x)\n        return scaled_add_fwd")
+    assert told(tmp_path, "function-without-custom-fwd", text)
+
+
 @pytest.mark.parametrize("cast", ["", ".to(torch.float32)"])
 def test_a_function_whose_kernels_another_file_of_the_project_holds(tmp_path: Path, cast: str) -> None:
     (tmp_path / "kernels.py").write_text(

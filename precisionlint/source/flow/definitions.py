@@ -165,7 +165,7 @@ def tell(
     settled: bool = False,
     back: str = "",
 ) -> None:
-    """Tells of an op if its body multiplies, or hands a weight or several inputs to a kernel, and casts nothing.
+    """Tells of an op if its body multiplies (or it is called a product), or hands a weight or several inputs to a kernel, and casts nothing.
 
     ``names``: its inputs; ``several``: it takes, or keeps, more than one tensor; ``back``: its backward, which brings nothing to one dtype
     unless it is ``settled``.
@@ -207,8 +207,9 @@ def hands_to_kernels(frame: Frame, node: FunctionDef, names: list[str]) -> bool:
         while isinstance(root, (ast.Attribute, ast.Subscript)):
             root = root.value
         of = frame.lookup(root.id) if isinstance(root, ast.Name) and root.id not in names else None
-        if of is not None and of.op == "external" and KERNELS.search(of.name):
-            return sum(isinstance(arg, ast.Name) and arg.id in names for arg in call.args) > 1
+        several = sum(isinstance(arg, ast.Name) and arg.id in names for arg in call.args) > 1
+        if several and of is not None and of.op == "external" and KERNELS.search(of.name):
+            return True
     return False
 
 
