@@ -218,9 +218,8 @@ def returned_scale(value: Value, event: Returned) -> Iterator[Hit]:
     )
     if found is not None and not plain and (NAMES_A_SCALE.search(event.scope.function) or of_blocks(found[0])):
         scale, amax, inverted = found
-        sure = inverted or not of_blocks(
-            scale
-        )  # a scale of 0 over blocks may do no more than multiply what was quantised without it
+        # A scale of 0 over blocks may do no more than multiply what was quantised without it.
+        sure = inverted or not of_blocks(scale)
         yield zero_amax(
             scale, amax, inverted, Seen(event.at, "and is returned as it is"), "likely" if sure else "possible"
         )
@@ -427,7 +426,7 @@ def fp8_fast_accumulation_in_backward(state: None, event: Called) -> Iterator[An
         if flag is not None and flag.constant is True and PRODUCT.search(called):
             fix = Remedy((Change("argument", event.at, "use_fast_accum", "False"),))
             yield fast(flag.at, "use_fast_accum=True", "False", Seen(event.at, "a product of gradients"), fix)
-        elif split is not None and split.constant is False and PRODUCT.search(event.value.name):
+        elif split is not None and split.constant is False and PRODUCT.search(called):
             fix = Remedy((Change("argument", event.at, "use_split_accumulator", "True"),))
             yield fast(split.at, "use_split_accumulator=False", "True", Seen(event.at, "a product of gradients"), fix)
     for name, given in options.items():  # a configuration of the product that makes a gradient
