@@ -406,9 +406,8 @@ def bce_under_autocast(state: None, event: Computed) -> Iterator[Any]:
     value, scope = event.value, event.scope
     if value.op != "bce" or not value.inputs or scope.enabled is False or scope.kind == "test":
         return
-    if not scope.grad and not ASSIGNED.search(
-        scope.function
-    ):  # it raises all the same, but what is evaluated may leave the region
+    # Without gradients it raises all the same, but what is evaluated may leave the region.
+    if not scope.grad and not ASSIGNED.search(scope.function):
         return
     certain = scope.enabled is True and scope.region is not None and scope.region.device == "cuda"
     switched = scope.switched is not None and scope.switched.device == "cuda"

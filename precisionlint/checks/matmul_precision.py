@@ -81,9 +81,7 @@ def advance(program: Program, event: Event) -> Program:
         return at_end(program)
     if not program.cuda:
         return program
-    if (
-        isinstance(event, Sharded) and event.policy
-    ):  # it computes in the dtype of its policy; of which weights is not always known
+    if isinstance(event, Sharded) and event.policy:  # in whose dtype it computes; of which weights is not always known
         return replace(program, half=program.half | (event.weights or frozenset()), cuda=event.weights is not None)
     if isinstance(event, WeightsTake) and event.dtype is not None:
         half = frozenset(path for path in program.half if not covers(event.weights, frozenset({path})))

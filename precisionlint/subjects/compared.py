@@ -94,9 +94,8 @@ class Comparison(Struct, frozen=True):
         if len(half) == 1:
             (result,) = half
             return (result, "fp32") if (right if result is left else left).op else None
-        if (
-            len(half) == 2 and left.op == right.op == GRADIENT
-        ):  # by which op is not known, but by two where one is the reference
+        # By which op a gradient was made is not known, but by two where one is the reference.
+        if len(half) == 2 and left.op == right.op == GRADIENT:
             return (left, "reference") if self.one_expected and not self.restores else None
         if len(half) != 2 or left.op == right.op:
             return None

@@ -352,9 +352,8 @@ def promoting(frame: Frame, name: str, inputs: list[Value], options: dict[str, V
         func = node.func
         state = isinstance(func, ast.Attribute) and outlives(frame, func.value)
         told = "in-place state" if state else "in-place"
-        if (
-            family == "matmul" and len(kept) > 2
-        ):  # ``total.addmm_(x.mT, x)`` adds a product, and ``total.addmm_(1, -2, x, x.mT)`` of old
+        # ``total.addmm_(x.mT, x)`` adds a product, and ``total.addmm_(1, -2, x, x.mT)`` of old.
+        if family == "matmul" and len(kept) > 2:
             factors = kept[3:5] if len(kept) == 5 else kept[1:3]
             product = frame.made(family, factors, dtypes, node, name)  # all of one dtype, or torch raises
             return frame.made("add", (kept[0], product), dtypes, node, told, options)
