@@ -38,9 +38,9 @@ class Clipper:
 """
 
 
-def told(folder: Path, text: str) -> list[tuple[int, str]]:
-    (folder / "fit.py").write_text(text, encoding="utf-8")
-    path = (folder / "fit.py").as_posix()
+def told(folder: Path, text: str, name: str = "fit.py") -> list[tuple[int, str]]:
+    (folder / name).write_text(text, encoding="utf-8")
+    path = (folder / name).as_posix()
     report = check([path], select=["half-gradient-accumulation"], min_confidence="possible")
     assert not report.errors
     return [(each.place.line, each.confidence) for each in report.findings]
@@ -81,6 +81,11 @@ def test_an_accumulator_of_its_own_dtype(made: str, tmp_path: Path) -> None:
 )
 def test_a_sum_of_gradients_in_their_own_dtype(added: str, tmp_path: Path) -> None:
     assert told(tmp_path, KEPT.format(zeros="torch.zeros_like(weight)", added=added)) == [(13, "possible")]
+
+
+def test_a_test_may_sum_gradients_in_any_dtype(tmp_path: Path) -> None:
+    text = KEPT.format(zeros="torch.zeros_like(weight)", added="self.grad_sums[at] += weight.grad")
+    assert told(tmp_path, text, "test_fit.py") == []
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ ADAM = "optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5)"
 PLAIN = "net = build(options).to(dtype)"
 
 
-def read(text: str) -> list[tuple[int, str, str]]:
-    facts = half_models.read(File("fit.py", Path("fit.py"), text.encode(), Project(Path.cwd())))
+def read(text: str, name: str = "fit.py") -> list[tuple[int, str, str]]:
+    facts = half_models.read(File(name, Path(name), text.encode(), Project(Path.cwd())))
     return [(each.at.line, each.name, each.optimizer) for each in facts]
 
 
@@ -53,6 +53,7 @@ def told(folder: Path, text: str, rule: str) -> list[tuple[int, str]]:
     [
         (PLAIN, "pass", ADAM),
         ("net = build(options)", "net.half().cuda()", ADAM),
+        ("net = build(options); net.float()", "net.half()", ADAM),
         ("net = build(options).to('cuda', dtype=tables[options.kind])", "pass", ADAM),
         ("net = AutoModelForCausalLM.from_pretrained(options.name, torch_dtype='bfloat16')", "pass", ADAM),
         ("net = AutoModelForCausalLM.from_pretrained(options.name, **keywords)", "pass", ADAM),
@@ -80,10 +81,18 @@ def test_half_models_that_an_optimizer_takes_in_the_same_file(made: str, after: 
         ("net = AutoModelForCausalLM.from_pretrained(options.name, dtype=dtype, load_in_8bit=True)", "pass", ADAM),
         ("net = build(options)", "shown = net.half()", ADAM.replace("net.p", "build(options).p")),
         (PLAIN, "pass", "optimizer = house.AdamWBF16(net.parameters())"),
+        (PLAIN, "pass", "optimizer = house.FusedAdam(net.parameters(), master_weights=True)"),
     ],
 )
 def test_what_is_fp32_frozen_adapted_or_has_masters_is_not_told(made: str, after: str, optimizer: str) -> None:
     assert read(SCRIPT.format(made=made, after=after, optimizer=optimizer)) == []
+
+
+def test_tests_and_functions_that_train_nothing_are_passed_over() -> None:
+    text = SCRIPT.format(made=PLAIN, after="pass", optimizer=ADAM)
+    assert len(read(text)) == 1
+    assert read(text, "tests/test_fit.py") == []
+    assert read(text.replace("def fit", "def benchmark")) == []
 
 
 METHODS = """

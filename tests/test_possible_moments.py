@@ -145,7 +145,14 @@ def test_what_is_kept_in_fp32_or_no_average_is_not_told(
     assert told(tmp_path, "half-optimizer-state", text) == []
 
 
-def test_of_an_optimizer_with_a_second_moment_only_that_is_told(tmp_path: Path) -> None:
-    more = 'state["exp_avg_sq"] = torch.zeros_like(p)'
+@pytest.mark.parametrize(("dtype", "lines"), [("", [16]), (", dtype=torch.float32", [])])
+def test_of_an_optimizer_with_a_second_moment_only_that_is_told(tmp_path: Path, dtype: str, lines: list[int]) -> None:
+    more = f'state["exp_avg_sq"] = torch.zeros_like(p{dtype})'
     text = SIGNED.format(name="exp_avg", made=LIKE, averaged=AVERAGED, wide="", more=more)
-    assert told(tmp_path, "half-optimizer-state", text) == [16]
+    assert told(tmp_path, "half-optimizer-state", text) == lines
+
+
+def test_a_table_that_is_no_state_of_an_optimizer_holds_no_moment(tmp_path: Path) -> None:
+    text = SIGNED.format(name="momentum", made=LIKE, averaged="mean.mul_(beta).add_(grad)", wide="", more=NONE)
+    assert told(tmp_path, "half-optimizer-state", text) == [15]
+    assert told(tmp_path, "half-optimizer-state", text.replace('state["momentum"] =', 'seen["momentum"] =')) == []

@@ -242,7 +242,7 @@ class FocalLoss:
 def test_a_loss_of_a_class_and_one_that_pairs_are_possible(tmp_path: Path) -> None:
     text = HEAD + PAIRED.format(name="Assigner", method="assign", sigmoid="sigmoid")
     assert told(tmp_path, text, "bce-under-autocast") == [("info", "possible")] * 2
-    text = HEAD + PAIRED.format(name="Accuracy", method="evaluate", sigmoid="sigmoid")
+    text = HEAD + PAIRED.format(name="MeanLoss", method="evaluate", sigmoid="sigmoid")
     assert told(tmp_path, text, "bce-under-autocast") == [("info", "possible")]
 
 

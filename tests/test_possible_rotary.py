@@ -74,6 +74,11 @@ def test_tables_that_are_kept_in_half(tmp_path: Path, cos: str, sin: str, lines:
     assert told(tmp_path, TABLES.format(cos=cos, sin=sin)) == lines
 
 
+def test_sines_of_no_positions_may_be_half(tmp_path: Path) -> None:
+    text = TABLES.format(cos="(x.float() * 0.5).cos().bfloat16()", sin="turns.sin()")
+    assert told(tmp_path, text) == []
+
+
 def test_sines_that_turn_nothing_may_be_half(tmp_path: Path) -> None:
     text = TABLES.replace("class Rotary", "class Clock").format(cos="turns.cos().half()", sin="turns.sin().half()")
     assert told(tmp_path, text) == []

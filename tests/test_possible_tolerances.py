@@ -95,6 +95,19 @@ def test_rows(kind):
 
 def test_two_processes():
     compare(64, torch.bfloat16, inputs_dtype=torch.bfloat16)
+
+
+def check_columns(dtype):
+    x = torch.randn(4, 64, dtype=dtype)
+    torch.testing.assert_close(route(x), route_ref(x), rtol=1e-4, atol=1e-4)  # <-
+
+
+def check_twice(dtype):
+    check_columns(dtype)
+
+
+def test_columns():
+    check_twice(torch.bfloat16)
 """,
 }
 

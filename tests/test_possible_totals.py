@@ -467,6 +467,12 @@ def chunked(hidden, head, labels):
     return log_probs
 
 
+def cleared(hidden, padding):
+    log_probs = hidden.new_zeros(hidden.shape[0])
+    log_probs[padding] = 0.0
+    return log_probs
+
+
 def gathered(hidden, order):
     rows = hidden.new_zeros(hidden.shape)
     rows[order] = hidden.flip(0)
@@ -544,6 +550,39 @@ def lengths(weight):
 
 def energy(signal):
     return signal.abs().sum()
+""",
+    "sums of means, of rows, in the dtype that the terms have, and a difference from something else": """
+def of_means(values, target):
+    return F.binary_cross_entropy_with_logits(values, target, reduction="none").mean(1).sum()
+
+
+def rows(values, target):
+    return (values.sigmoid() * target).sum(-1)
+
+
+def kept(parts):
+    return parts.sum(0, dtype=parts.dtype)
+
+
+def other(square_mean, width):
+    return square_mean - width**2
+""",
+    "products of corners of two boxes, and numbers that are no mask": """
+def crossed(boxes, anchors):
+    return (boxes[:, 2] - anchors[:, 0]) * (boxes[:, 3] - anchors[:, 1])
+
+
+def micros(seconds, x):
+    return (seconds.float() * 1e6).to(x.dtype)
+""",
+    "weights of a loss by the distance to a target, and what weights no loss": """
+def quality(logits, target):
+    error = F.binary_cross_entropy_with_logits(logits.float(), target, reduction="none")
+    return ((target - logits.sigmoid()) ** 2 * error).mean()
+
+
+def gated(logits, x):
+    return (1 - logits.sigmoid()) ** 2 * x
 """,
 }
 

@@ -129,6 +129,7 @@ class Fitter:
         ("pass", "return {'optimizers': states}", "{'net': self.net.state_dict(), **self.collected()}", [17]),
         ("pass", "return {'optimizers': states, 'scaler': self.scaler.state_dict()}", "self.collected()", []),
         ("pass", "print(len(states))", "self.net.state_dict()", []),
+        ("pass", "return {'optimizers': states}", "self.net.collected()", []),
     ],
 )
 def test_a_checkpoint_that_another_function_of_the_file_collects(
@@ -176,6 +177,13 @@ def test_what_writes_the_checkpoint_is_handed_an_optimizer_alone(
     assert len(told(tmp_path, "scaler-not-checkpointed", HANDED.format(saver=saver, given=given))) == count
 
 
+def test_what_a_file_writes_itself_is_read_there(tmp_path: Path) -> None:
+    text = HANDED.format(saver="save_checkpoint", given="net, trainer.optimizer, epoch")
+    own = "def save_checkpoint(net, optimizer, epoch):\n    torch.save(net.state_dict(), f'{epoch}.pt')\n"
+    text = text.replace("from files import save_checkpoint\n", own)
+    assert told(tmp_path, "scaler-not-checkpointed", text) == []
+
+
 OWNER = """
 import torch
 
@@ -209,6 +217,7 @@ class {name}:
         ("ScaledOptimizer", "self.inner.step()", "", []),
         ("ScaledOptimizer", "self.scaler.step(self.inner)", "def keep(self): self.register_stateful('scaler')", []),
         ("Model", "self.scaler.step(self.inner)", "", []),
+        ("StepHook(Hook)", "self.scaler.step(self.inner)", "def write(self, path): torch.save(self.inner, path)", []),
     ],
 )
 def test_an_optimizer_or_a_hook_that_keeps_its_scaler_to_itself(

@@ -234,14 +234,9 @@ def wraps(value: ast.expr, name: str) -> bool:
 
 
 def is_optimizer(call: ast.Call) -> bool:
-    """Whether a call makes an optimizer that keeps no fp32 copies."""
+    """Whether a call makes an optimizer that is not made for half weights."""
     name = last_name(call.func)
-    given = {keyword.arg for keyword in call.keywords}
-    return (
-        bool(OPTIMIZER.search(name) and (call.args or given))
-        and not MADE_FOR_HALF.search(name)
-        and not given & {"master_weights", "use_master_weights"}
-    )
+    return bool(OPTIMIZER.search(name) and (call.args or call.keywords)) and not MADE_FOR_HALF.search(name)
 
 
 def written(node: ast.expr) -> frozenset[str]:
