@@ -169,7 +169,7 @@ def test_a_program_that_does_not_train_is_read_on_few_paths(tmp_path: Path) -> N
         "import torch\n\n\ndef prepare(model, options):\n" + questions(12, "    ") + "    model.requires_grad_(False)\n"
     )
     prepares, trains = tmp_path / "prepares.py", tmp_path / "trains.py"
-    prepares.write_text(text + "    if options.missing:\n        raise ValueError(model.unscale_layer())\n")
+    prepares.write_text(text + "    if options.missing:\n        raise ValueError(options.scaler.name)\n")
     trains.write_text(text + "    model(options.x).backward()\n")
     assert 0 < 3 * steps(prepares) < steps(trains)
 

@@ -523,8 +523,8 @@ def names_bound(pattern: ast.pattern) -> Iterator[str]:
             yield from names_bound(child)
 
 
-def lower_module(tree: ast.Module) -> tuple[p.Block, list[p.Function]]:
-    """The top level of a file, and every function that stands in it outside another function's body."""
+def lower_module(tree: ast.Module) -> p.Block:
+    """The top level of a file."""
     lowering = Lowering()
     block = lowering.block(tree.body)
     # A name of the top level may be asked for from anywhere, unless only a loop there mentions it, and no function.
@@ -533,7 +533,7 @@ def lower_module(tree: ast.Module) -> tuple[p.Block, list[p.Function]]:
     if any(isinstance(name, str) and name not in keep for instr in block.code for name in mentions(instr, known)):
         keep |= captured_names(lowering.functions)
     mark_kills(block, keep, known)
-    return block, lowering.functions
+    return block
 
 
 def lower_body(function: p.Function) -> p.Block:

@@ -33,6 +33,7 @@ from precisionlint.source.parsing import (
 )
 from precisionlint.source.root import PRECISION, file_of, surveyed_files
 from precisionlint.source.screen import own_words
+from precisionlint.source.uses import models_used, scalers_used
 from precisionlint.subjects import File
 
 IMPORTED = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)*))", re.M)
@@ -60,13 +61,6 @@ TREES = 64
 KEPT = 40
 """How many parsed files a project keeps between two programs: memory against parsing again."""
 
-SCALER_USE = re.compile(r"\.unscale_\(|\.scale\([^\n]*\)\.backward\(")
-MODEL_USE = re.compile(r"\.(?:named_parameters|parameters|train|eval|load_state_dict)\(")
-CAST_IN_PLACE = re.compile(r"\.(?:float|half|bfloat16)\(\)[ \t]*$", re.M)
-"""What ends a statement that only casts: done for its effect, that is done to a module."""
-LAST_WORD = re.compile(r"\w+\Z")
-LONGEST_NAME = 100
-
 BUILDING = Marks("requires_grad", ".half(", "float16", "caler", "optim", "autocast", "default_dtype", ".backward(")
 DEFINED = re.compile(r"(?:async[\s\\]+)?(?:def|class)[\s\\]+(\w+)")
 OWN_OPS = Marks("custom_op", "autograd.Function", "triton", "torch.ops.", "autocast")
@@ -77,25 +71,8 @@ LONGEST = 400_000
 SKIPPED_NAMES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "triton", "transformers", "yaml", "tqdm"}
 
 
-def names_before(use: re.Pattern[str], text: str) -> set[str]:
-    """The names that a use of a method follows: a pattern that begins with the name itself would be tried at every word."""
-    before = (LAST_WORD.search(text, max(0, at.start() - LONGEST_NAME), at.start()) for at in use.finditer(text))
-    return {word[0] for word in before if word is not None}
-
-
-def modules_cast(text: str) -> set[str]:
-    """The names of parts that a statement of its own casts: ``model.head.float()``, whose result nothing takes."""
-    found = set()
-    for at in CAST_IN_PLACE.finditer(text):
-        start = text.rfind("\n", 0, at.start()) + 1
-        path = text[start : at.start()].strip().split(".")
-        if len(path) > 1 and all(map(str.isidentifier, path)) and text[:start].rstrip()[-1:] not in set("([{,=+-*/\\|"):
-            found.add(path[-1])
-    return found
-
-
 class ProjectModule:
-    """One file of the project, parsed and lowered at its top level."""
+    """One file of the project, parsed; what else is asked of it is made when it is first asked."""
 
     def __init__(self, project: Project, path: Path, name: str, data: bytes) -> None:
         self.project = project
@@ -105,13 +82,8 @@ class ProjectModule:
         self.text = decode(data)
         self.lines = split_lines(self.text)
         self.code = without_remarks(self.tree, self.lines)
-        self.block, self.functions = lower_module(self.tree)
         self.outline = Outline(self.tree, self.code)
         project.outlines[path] = self.outline
-        self.kept = frozenset(telling_names(self.tree, self.code))
-        # What is used as only a scaler is, whatever its name.
-        self.scaler_names = names_before(SCALER_USE, self.text)
-        self.model_names = names_before(MODEL_USE, self.text) | modules_cast(self.text)
         self._words: dict[p.Function, frozenset[str]] = {}
         self._triggered: dict[p.Function, bool] = {}
         self._strong: dict[p.Function, bool] = {}
@@ -121,8 +93,39 @@ class ProjectModule:
     def __repr__(self) -> str:
         return f"<{self.name}>"
 
+    @cached_property
+    def block(self) -> p.Block:
+        """Its top level, lowered when it is first run."""
+        return lower_module(self.tree)
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        return frozenset(telling_names(self.tree, self.code))
+
+    @cached_property
+    def scaler_names(self) -> set[str]:
+        return scalers_used(self.text)
+
+    @cached_property
+    def model_names(self) -> set[str]:
+        return models_used(self.text)
+
     def body(self, function: p.Function) -> p.Block:
         return lower_body(function)
+
+    def may_train(self) -> bool:
+        """Whether anything in the file is strong, or leads to what is: else none of its programs can hold a fault."""
+        code = "\n".join(self.code)
+        if self.outline.stars or STRONG.found(code) or self.project.names_own(code, (0, len(code))):
+            return True
+
+        def reached(kind: str) -> bool:
+            return any(self.project.reaches(self.path, name, kind) for name in sorted(self.outline.imports))
+
+        return reached("strong") or any(
+            (MARKS[kind].found(code) or reached(kind)) and (MARKS[other].found(self.text) or reached(other))
+            for kind, other in NEEDING.items()
+        )
 
     def words(self, function: p.Function) -> frozenset[str]:
         """Every word in a function's lines."""

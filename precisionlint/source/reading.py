@@ -89,6 +89,8 @@ class Reader(Struct, frozen=True):
     module: ProjectModule
 
     def read(self) -> None:
+        if not self.module.may_train():
+            return
         blank = State()
         self.it.stand(blank, self.it.judge.start)
         start = self.fresh(blank, self.module.text, complete=True)

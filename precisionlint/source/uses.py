@@ -1,0 +1,39 @@
+"""What things are by how a text uses them, whatever it calls them."""
+
+from __future__ import annotations
+
+import re
+
+SCALER_USE = re.compile(r"\.unscale_\(|\.scale\([^\n]*\)\.backward\(")
+MODEL_USE = re.compile(r"\.(?:named_parameters|parameters|train|eval|load_state_dict)\(")
+CAST_IN_PLACE = re.compile(r"\.(?:float|half|bfloat16)\(\)[ \t]*$", re.M)
+"""What ends a statement that only casts: done for its effect, that is done to a module."""
+LAST_WORD = re.compile(r"\w+\Z")
+LONGEST_NAME = 100
+
+
+def scalers_used(text: str) -> set[str]:
+    """The names of what is used as only a scaler is."""
+    return names_before(SCALER_USE, text)
+
+
+def models_used(text: str) -> set[str]:
+    """The names of what is used as a module is, or cast in place as one."""
+    return names_before(MODEL_USE, text) | modules_cast(text)
+
+
+def names_before(use: re.Pattern[str], text: str) -> set[str]:
+    """The names that a use of a method follows: a pattern that begins with the name itself would be tried at every word."""
+    before = (LAST_WORD.search(text, max(0, at.start() - LONGEST_NAME), at.start()) for at in use.finditer(text))
+    return {word[0] for word in before if word is not None}
+
+
+def modules_cast(text: str) -> set[str]:
+    """The names of parts that a statement of its own casts: ``model.head.float()``, whose result nothing takes."""
+    found = set()
+    for at in CAST_IN_PLACE.finditer(text):
+        start = text.rfind("\n", 0, at.start()) + 1
+        path = text[start : at.start()].strip().split(".")
+        if len(path) > 1 and all(map(str.isidentifier, path)) and text[:start].rstrip()[-1:] not in set("([{,=+-*/\\|"):
+            found.add(path[-1])
+    return found
