@@ -12,6 +12,7 @@ from msgspec import Struct
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.kernel_facts import ScaledByAmax
 from precisionlint.valueflow import (
+    AMAX_NAME,
     FP8,
     WIDE,
     Called,
@@ -45,7 +46,6 @@ GIVEN = frozenset({"input", "buffer", "parameter"})
 """What does not come from the values at hand."""
 SCALED = frozenset({"view", "either", "cast", "clamp", "round"})
 """Ops through which scaled values stay what they are, NaN among them."""
-AMAX_NAME = re.compile(r"(?:^|_)(?:amax|abs_?max|max_?abs)$")
 SCALE_NAME = re.compile(r"scale|inv_s|amax")
 NAMES_A_SCALE = re.compile(r"scale|quant|sf\b|_sf_|factor")
 ACTIVATIONS = re.compile(

@@ -23,6 +23,7 @@ from precisionlint.source.flow.words import (
     outlives,
 )
 from precisionlint.valueflow import (
+    AMAX_NAME,
     HALF,
     UNKNOWN,
     VIEWS,
@@ -32,6 +33,7 @@ from precisionlint.valueflow import (
     Value,
     constant,
     may_be_half,
+    named,
     sources,
 )
 
@@ -136,11 +138,34 @@ def told(frame: Frame, test: ast.expr, otherwise: bool = False) -> Environment:
             before = old.inputs[0].dtypes if old.inputs else UNKNOWN  # without the test, which makes it unknown
             if "float32" in dtypes and may_be_half(before):
                 return {name: Value("view", (old,), before, old.at, old.name)}
-        case ast.Compare(left=ast.Name(name), ops=[op], comparators=[ast.Constant(int() | float() as limit)]):
+        case _ if (compared := to_number(test)) is not None:
+            name, op, limit = compared
             value = frame.names.get(name)
             if value is not None and excludes_zero(op, limit, otherwise) and is_largest(value):
                 return {name: Value("nonzero", (value,), value.dtypes, value.at)}
     return {}
+
+
+MIRRORED: dict[type[ast.cmpop], ast.cmpop] = {
+    ast.Lt: ast.Gt(),
+    ast.LtE: ast.GtE(),
+    ast.Gt: ast.Lt(),
+    ast.GtE: ast.LtE(),
+}
+
+
+def to_number(test: ast.expr) -> tuple[str, ast.cmpop, float] | None:
+    """(a variable, how, the number) where a test compares the one to the other: ``amax.item() > 0``, ``0 < amax``, ``amax`` alone."""
+    match test:
+        case ast.Compare(left=ast.Constant(int() | float() as limit), ops=[how], comparators=[left]):
+            op = MIRRORED.get(type(how), how)
+        case ast.Compare(left=left, ops=[op], comparators=[ast.Constant(int() | float() as limit)]):
+            pass
+        case _:
+            left, op, limit = test, ast.NotEq(), 0
+    if isinstance(left, ast.Call) and isinstance(left.func, ast.Attribute) and left.func.attr == "item":
+        left = left.func.value
+    return (left.id, op, limit) if isinstance(left, ast.Name) else None
 
 
 def excludes_zero(op: ast.cmpop, limit: float, otherwise: bool) -> bool:
@@ -151,8 +176,10 @@ def excludes_zero(op: ast.cmpop, limit: float, otherwise: bool) -> bool:
 
 
 def is_largest(value: Value) -> bool:
-    """Whether a value is the largest one of others."""
-    return any(source.op in ("amax", "max") for source in sources(value, VIEWS | {"cast", "number"}))
+    """Whether a value is the largest one of others, or is called the largest magnitude."""
+    return named(value, AMAX_NAME) or any(
+        source.op in ("amax", "max") for source in sources(value, VIEWS | {"cast", "number"})
+    )
 
 
 def dtypes_among(frame: Frame, node: ast.expr) -> Dtypes | None:
