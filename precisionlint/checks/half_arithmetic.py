@@ -176,16 +176,17 @@ def norm_without_upcast(state: None, event: Computed) -> Iterator[Any]:
         if mean.op == "sum":
             how = "possible"  # of vectors that are short, or of length one but for rounding
         needs = (TRAINING, shown_by(square.dtypes))
+        what = "sum" if mean.op == "sum" else "mean"
         yield hit(
             "norm-without-upcast",
             mean,
             how,
-            f"the {'sum' if mean.op == 'sum' else 'mean'} of squares is taken in {kept_in(how, operand.dtypes)}: in "
+            f"the {what} of squares is taken in {kept_in(how, operand.dtypes)}: in "
             "fp16 300 squared is inf, in bf16 the norm keeps 8 bits; normalise in fp32 and cast the result back",
             needs,
             (
                 Seen(square.at, "squared as it comes"),
-                Seen(value.at, f"and divided by the root of their {'sum' if mean.op == 'sum' else 'mean'}"),
+                Seen(value.at, f"and divided by the root of their {what}"),
             ),
             Remedy(
                 (Change("operands", square.at, text="{}.float()"),), "what is not cast back after the norm becomes fp32"

@@ -96,6 +96,18 @@ def is_mask(value: Value) -> bool:
     return value.dtypes == BOOL or named(value, MASK) or bool(isinstance(key, str) and MASK.search(key))
 
 
+FLATTENED = frozenset({"flatten", "view", "reshape", "rearrange"})
+"""Views that put the pixels of an image into one row."""
+
+
+def views_of(value: Value) -> Iterator[Value]:
+    """A value and what it is a view of, down to what made it."""
+    yield value
+    while value.op == "view" and value.inputs:
+        value = value.inputs[0]
+        yield value
+
+
 def sum_over_pixels(value: Value) -> Iterator[Any]:
     """``(probabilities.flatten(1) * target.flatten(1)).sum(-1)``, as a dice loss and the score of a mask have it: one of each pixel."""
     if len(value.inputs) < 2 and "dim" not in value.options:
@@ -137,17 +149,6 @@ def sum_of_gradient(value: Value, gradient: Value) -> Iterator[Any]:
             (Shows("half gradients"),),
             (Seen(gradient.at, "the gradient"),) if gradient.at is not None else (),
         )
-
-
-FLATTENED = frozenset({"flatten", "view", "reshape", "rearrange"})
-
-
-def views_of(value: Value) -> Iterator[Value]:
-    """A value and what it is a view of, down to what made it."""
-    yield value
-    while value.op == "view" and value.inputs:
-        value = value.inputs[0]
-        yield value
 
 
 def summed_in_python(term: Value, scope: Scope) -> Iterator[Any]:
