@@ -148,7 +148,7 @@ def scaler_rebuilt_in_loop(ledger: Ledger, event: Step) -> Iterator[Any]:
 UNSAVED = {
     "state": "the checkpoint holds an optimizer's state, and nothing in this file saves that of its GradScaler",
     "handed": "what writes the checkpoint is handed the optimizer and no GradScaler, and nothing in this file saves the scaler's state",
-    "owner": "this scaler belongs to what steps through it, which gives its state to no checkpoint: it has no state_dict that holds it",
+    "owner": "this scaler belongs to what steps through it, and no state_dict of that holds its state",
 }
 """What an ``UnsavedScaler`` shows, in words."""
 

@@ -231,9 +231,8 @@ class Reader(Struct, frozen=True):
         """``__init__``, then what prepares, then each method that trains, and again after itself. ``done``: what was entered before."""
         start = self.fresh(state, self.module.source_of_class(definition))
         cls = self.it.lookup(start, definition.name)
-        if not isinstance(
-            cls, Class
-        ):  # the name means something else by now: a file that imports its class from itself, a wrapper
+        # The name means something else by now: a file that imports its class from itself, a wrapper.
+        if not isinstance(cls, Class):
             cls = Class(definition, self.module, start.frame)
             if cls not in start.heap or f"{self.module.name}.{definition.name}" in self.it.apis.own:
                 return []

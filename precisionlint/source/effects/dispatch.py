@@ -283,9 +283,8 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
     if isinstance(receiver, Sym):
         if blend_copy(it, state, instr, receiver, name, args):
             return one(state, receiver)
-        for scaler in it.scalers_of(
-            receiver
-        ):  # whoever owns a scaler may step and update it in a method that is not read
+        # Whoever owns a scaler may step and update it in a method that is not read.
+        for scaler in it.scalers_of(receiver):
             it.emit(state, Lost(it.where(state, instr.at), (), scaler))
     if looks_up(receiver, name, args) and not is_model(it, state, receiver):
         key = args[0][1]
