@@ -155,3 +155,25 @@ def test_a_current_folder_that_is_gone_is_said(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "gone").rmdir()
     assert cli.main(["check", "."]) == 2
     assert "no longer there" in capsys.readouterr().err
+
+
+def test_a_long_run_of_letters_in_a_file_beside_is_gone_through_once(tmp_path: Path) -> None:
+    """Patterns of names began at each of its letters: half a megabyte took longer than anybody waits."""
+    (tmp_path / "model.py").write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.weight = nn.Parameter(torch.ones(8))\n\n    def forward(self, x):\n"
+        "        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "train.py").write_text(
+        "import torch\nfrom model import Model\n\nmodel = Model()\nmodel.half()\noptimizer = torch.optim.SGD(model.parameters(), lr=1e-5)\n"
+        "for x in torch.randn(4, 8):\n    model(x.half()).sum().backward()\n    optimizer.step()\n",
+        encoding="utf-8",
+    )
+    data = "0123456789abcdef" * 32_768
+    (tmp_path / "blob.py").write_text(
+        f'import torch\n\nDATA = "{data}"\nstate = torch.load(DATA).half()\n', encoding="utf-8"
+    )
+    report = precisionlint.check([str(tmp_path)])
+    assert "norm-without-upcast" in {each.rule for each in report.findings}
+    assert report.errors == ()

@@ -24,7 +24,8 @@ from precisionlint.valueflow import Shows
 FILES = 5_000
 """How many files of a project are looked at."""
 
-MODEL = rb"(?:\w*[Mm]odel|AutoModel\w*|\w*[Nn]et|unet\w*|\w*transformer|\w*encoder\w*|\w*decoder|backbone|generator|module|self|\w*critic|policy)"
+MODEL = rb"(?<!\w)\w*(?:[Mm]odel|AutoModel\w*|[Nn]et|unet\w*|transformer|encoder\w*|decoder|backbone|generator|module|self|critic|policy)"
+"""What a model is called. It begins where a word does: a long run of letters would be gone through from each of them."""
 MOVED = rb"(?:\.(?:cuda|to|train|eval|requires_grad_|from_pretrained|from_config)\([^()\n]*\))*"
 COMPILED = rb"(?<!_cuda)(?<!_cpp)(?<!_ext)(?<!_C)(?<!_module)(?<!_backend)(?<!_lib)(?<!kernels)"
 """Not after a module of compiled code: its ``backward`` is one of an op."""
