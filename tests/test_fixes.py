@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import CLIP as CLIPPED
+from programs import CLIP_CALL
 
 from precisionlint import catalogue, checking
 from precisionlint.cli import main
@@ -461,3 +463,25 @@ def coded(x, scale):
     x = torch.tensor([1.0, 1e6])
     assert old["coded"](x, 1.0).float().tolist() == [1.0, float("inf")]
     assert new["coded"](x, 1.0).float().tolist() == [1.0, 57344.0]
+
+
+BACKWARD = "scaler.scale(loss).backward()"
+TWO_LINES = f"{BACKWARD}\n        {CLIP_CALL}"
+
+
+@pytest.mark.parametrize(
+    ("written", "mended"),
+    [
+        (f"{BACKWARD}; {CLIP_CALL}", None),  # before the line would be before the backward
+        (f"print({BACKWARD}, {CLIP_CALL})", None),
+        (f"{BACKWARD}; seen = True; norm = \\\n            {CLIP_CALL}", None),
+        (f"{BACKWARD}\n        print(float({CLIP_CALL}))", f"{BACKWARD}\n        scaler.unscale_(optimizer)\n        print(float({CLIP_CALL}))"),
+        (f"{BACKWARD}\n        {CLIP_CALL}; seen = True", f"{BACKWARD}\n        scaler.unscale_(optimizer)\n        {CLIP_CALL}; seen = True"),
+    ],
+    ids=["one line", "one expression", "continued", "around it", "after it"],
+)  # fmt: skip
+def test_a_statement_is_put_before_nothing_that_has_to_come_first(tmp_path: Path, written: str, mended: str | None):
+    file = tmp_path / "train.py"
+    file.write_text(CLIPPED.replace(TWO_LINES, written))
+    main(["check", str(file), "--isolated", "--no-cache", "--fix", "--select", "clip-before-unscale"])
+    assert file.read_text() == CLIPPED.replace(TWO_LINES, mended or written)

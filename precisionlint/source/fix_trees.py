@@ -246,10 +246,18 @@ class Renderer:
     def before(self, edit: Edit) -> list[Span]:
         """A statement before another one, once for each run of what it is for (``name``, which must follow in a block around it)."""
         node: cst.CSTNode = self.at(edit.place)[0]
+        begin, holding = self.span(node)[0], {node}
         while not isinstance(node, cst.SimpleStatementLine):
             node = self.parents[node]
+            holding.add(node)
             if isinstance(node, (cst.BaseCompoundStatement, cst.Module)):
                 raise NoFixError("no statement can stand before it")
+        if any(
+            isinstance(each, cst.Call) and each not in holding and self.span(each)[0] < begin for each in inside(node)
+        ):
+            raise NoFixError(
+                "something else is called before it in that line"
+            )  # which the new statement may have to follow
         if not self.followed(node, edit.name):
             raise NoFixError(f"{edit.name} does not follow there")
         if self.in_function(node, edit.text):
