@@ -177,3 +177,13 @@ def test_a_long_run_of_letters_in_a_file_beside_is_gone_through_once(tmp_path: P
     report = precisionlint.check([str(tmp_path)])
     assert "norm-without-upcast" in {each.rule for each in report.findings}
     assert report.errors == ()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell closes it")
+def test_standard_input_that_is_closed_is_one_clear_line(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m precisionlint check - <&-"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "standard input is closed" in done.stderr
+    assert "Traceback" not in done.stderr

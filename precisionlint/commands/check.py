@@ -338,6 +338,8 @@ def _texts(options: argparse.Namespace) -> dict[str, bytes]:
     """What is read instead of files: standard input, under the name given for it."""
     if STDIN not in options.paths:
         return {}
+    if sys.stdin is None:
+        raise UsageError("standard input is closed: there is nothing to read from -")
     return {options.stdin_filename or "<stdin>": sys.stdin.buffer.read()}
 
 
