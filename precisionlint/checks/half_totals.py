@@ -100,8 +100,8 @@ FLATTENED = frozenset({"flatten", "view", "reshape", "rearrange"})
 """Views that put the pixels of an image into one row."""
 
 
-def views_of(value: Value) -> Iterator[Value]:
-    """A value and what it is a view of, down to what made it."""
+def down_views(value: Value) -> Iterator[Value]:
+    """A value and what it is a view of, one after the other, down to what made it."""
     yield value
     while value.op == "view" and value.inputs:
         value = value.inputs[0]
@@ -114,7 +114,7 @@ def sum_over_pixels(value: Value) -> Iterator[Any]:
         return
     product = next((s for s in sources(value.inputs[0]) if s.op == "mul" and len(s.inputs) == 2), None)
     for factor in product.inputs if product is not None else ():
-        chain = list(views_of(factor))
+        chain = list(down_views(factor))
         made = chain[-1]
         if made.op == "sigmoid" and any(each.name in FLATTENED for each in chain):
             yield hit(

@@ -255,9 +255,8 @@ class Renderer:
         if any(
             isinstance(each, cst.Call) and each not in holding and self.span(each)[0] < begin for each in inside(node)
         ):
-            raise NoFixError(
-                "something else is called before it in that line"
-            )  # which the new statement may have to follow
+            # The new statement may have to follow it.
+            raise NoFixError("something else is called before it in that line")
         if not self.followed(node, edit.name):
             raise NoFixError(f"{edit.name} does not follow there")
         if self.in_function(node, edit.text):

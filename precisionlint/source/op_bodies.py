@@ -34,7 +34,8 @@ PRODUCT = re.compile(r"matmul|gemm|(?:^|_)b?mm(?:_|$)|linear|attention|attn|conv
 KERNELS = re.compile(r"(?:^|[._])(?:triton|kernels?|cuda|csrc|C|ext)(?:[._]|$)|_(?:cuda|ext|kernels?|ops)(?:\.|$)")
 """What a module of kernels is called."""
 RETURNS = re.compile(
-    r"(\w+) = \w+\.dtype\b(?s:.*)\.to\((?:dtype=)?\1\)|(\w+) = torch\.(?:empty|zeros)\([^=]*=[^=]*dtype=torch\.float32\)(?s:.*)\b\2\.to\(\w+\.dtype\)"
+    r"\b(\w+) = \w+\.dtype\b(?s:.*)\.to\((?:dtype=)?\1\)"
+    r"|\b(\w+) = torch\.(?:empty|zeros)\([^=]*=[^=]*dtype=torch\.float32\)(?s:.*)\b\2\.to\(\w+\.dtype\)"
 )
 """How a body that computes in another dtype gives its result that of an input."""
 WEIGHTS = re.compile(r"(?!attn|attention)(?:\w*_)?(?:weights?|bias(?:es)?|gamma|w\d?|W\d?)|D?W\d?")
