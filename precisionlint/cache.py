@@ -233,14 +233,6 @@ class Cache:
             self._results[key] = Held(reading.surveyed, result, tuple(each for each in callers if each is not None))
             self._put.add(key)
 
-    def renew(self, display: str, path: str, result: FileResult) -> None:
-        """Keeps more of a result that is kept already: its fixes as text."""
-        key = self._key(path)
-        if key is not None and key in self._results:
-            with contextlib.suppress(ValueError):
-                self._results[key].result = self._encoded(display, result)
-                self._dirty = True
-
     def _encoded(self, display: str, result: FileResult) -> Any:
         """A result with paths from the root, and nothing for the file's own. Raises ValueError where it names a file outside."""
 
@@ -428,12 +420,6 @@ class Kept:
         cache = self._of.get(reading.display)
         if cache is not None and reading.digest:
             cache.put(reading, os.path.abspath(path))
-
-    def renew(self, display: str, path: Path, result: FileResult) -> None:
-        """Keeps more of a result, see ``Cache.renew``."""
-        cache = self._of.get(display)
-        if cache is not None:
-            cache.renew(display, os.path.abspath(path), result)
 
     def save(self) -> None:
         """Writes what is new."""

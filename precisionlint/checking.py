@@ -30,6 +30,7 @@ from precisionlint.reader import (
     concerns,
     digest,
     holds_subject,
+    rendered,
     spelled,
     uncollected,
     unreadable,
@@ -53,8 +54,7 @@ Progress = Callable[[str, int, int], None]
 class Request(Struct, frozen=True):
     """What a run is asked for. ``texts`` stand for files: name -> content, not read from the disk; ``markdown``: blocks of Python in
     Markdown texts are read too. ``baseline``: the file that stands above those of the settings, None for theirs, empty for none;
-    ``since``: a revision of git; ``jobs``: how many processes read, None for as many as it pays;
-    ``fixes``: fixes are rendered too."""
+    ``since``: a revision of git; ``jobs``: how many processes read, None for as many as it pays."""
 
     paths: Sequence[str]
     configuration: Configuration
@@ -65,7 +65,6 @@ class Request(Struct, frozen=True):
     cache: bool = False
     jobs: int | None = 1
     progress: Progress | None = None
-    fixes: bool = False
 
 
 def check(request: Request) -> Report:
@@ -106,9 +105,8 @@ def check(request: Request) -> Report:
     findings = [torches.fixable(each, settings[each.place.path], paths[each.place.path]) for each in findings]
     looked_at = {os.path.realpath(path) for _, path in found} if baselines else set()
     stale = [entry for each in dict.fromkeys(baselines.values()) for entry in each.stale(looked_at)]
-    replacements = _replacements(findings, results, paths, request.texts) if request.fixes else {}
-    if request.fixes:  # what cannot be made here is no fix
-        findings = [each if each.fix is None or each in replacements else replace(each, fix=None) for each in findings]
+    replacements = _replacements(findings, results, paths, request.texts)
+    findings = [each if each.fix is None or each in replacements else replace(each, fix=None) for each in findings]
     return Report(
         tuple(sorted(findings, key=_order)),
         tuple(sorted(errors, key=lambda e: (e.path, e.line or 0))),
@@ -145,14 +143,9 @@ class Torches:
         return replace(result, findings=tuple(one for one, _ in kept), covered=tuple(other for _, other in kept))
 
     def fixable(self, finding: Finding, settings: Settings, path: Path) -> Finding:
-        """A finding, with a fix only in Python files and notebooks, and an unsafe one where the oldest of these versions does not know
-        what it writes."""
+        """A finding, with an unsafe fix where the oldest of these versions does not know what it writes."""
         fix = finding.fix
-        if fix is None:
-            return finding
-        if documents.kind(finding.place.path) not in ("python", "notebook"):
-            return replace(finding, fix=None)
-        if not fix.torch or not fix.safe:
+        if fix is None or not fix.torch or not fix.safe:
             return finding
         from precisionlint.source.requirements import shown, version
 
@@ -168,13 +161,9 @@ def _rendered(
     display: str, path: Path, findings: Iterable[Finding], texts: Mapping[str, bytes]
 ) -> dict[Finding, tuple[Replacement, ...]]:
     """The fixes of a file's findings that can be made, as text. A file that cannot be read any more has none."""
-    from precisionlint import notebook_fixes
-    from precisionlint.source import fixes
-
-    maker = notebook_fixes if documents.kind(display) == "notebook" else fixes
     with contextlib.suppress(OSError):
         data = texts[display] if display in texts else path.read_bytes()
-        return with_deep_stack(lambda: maker.rendered(data, findings))
+        return with_deep_stack(lambda: rendered(display, data, findings))
     return {}
 
 
@@ -188,7 +177,7 @@ def _replacements(
     known = {
         _fault(finding): replacements
         for result in results.values()
-        for finding, replacements in zip(result.findings, result.made or (), strict=False)
+        for finding, replacements in zip(result.findings, result.made, strict=False)
     }
     made: dict[Finding, tuple[Replacement, ...]] = {}
     others: dict[str, list[Finding]] = {}
@@ -314,12 +303,6 @@ def _read(
                 request.progress(reading.display, len(results), len(found))
             results[reading.display] = reading.result
             kept.put(reading, paths[reading.display])
-    for display, path in found if request.fixes else ():
-        result = results[display]
-        if result.made is None and any(finding.fix is not None for finding in result.findings):
-            made = _rendered(display, path, result.findings, request.texts)
-            results[display] = replace(result, made=tuple(map(made.get, result.findings)))
-            kept.renew(display, path, results[display])
     kept.save()
     for display, path in found:
         # A file that is named is looked at, even if nothing in it trains.

@@ -11,7 +11,7 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -78,8 +78,8 @@ class FileResult(Struct, frozen=True):
     comments: tuple[suppress.Comment, ...] = ()
     errors: tuple[FileError, ...] = ()
     totals: Totals = field(default_factory=Totals)
-    made: tuple[tuple[Replacement, ...] | None, ...] | None = None
-    """The fix of each finding as text, None where there is none that can be made; None as a whole until fixes are asked for."""
+    made: tuple[tuple[Replacement, ...] | None, ...] = ()
+    """The fix of each finding as text, None where there is none; nothing where no finding has one."""
 
     @property
     def complete(self) -> bool:
@@ -147,7 +147,7 @@ class Reader:
         results = [
             self.program(display, _path(path, program, number), program) for number, program in enumerate(programs)
         ]
-        return results[0] if len(results) == 1 else _joined(results)
+        return _with_fixes(display, data, results[0] if len(results) == 1 else _joined(results))
 
     def read(self, display: str, path: Path) -> Reading:
         """Reads a file of the disk."""
@@ -242,6 +242,25 @@ def _joined(results: list[FileResult]) -> FileResult:
             tuple(place for each in totals for place in each.gave_up),
         ),
     )
+
+
+def _with_fixes(display: str, data: bytes, result: FileResult) -> FileResult:
+    """A result with its fixes as text. One that cannot be made in the file as it stands is none, and is not spoken of."""
+    if all(each.fix is None for each in result.findings):
+        return result
+    made = rendered(display, data, result.findings)
+    findings = tuple(each if each in made else replace(each, fix=None) for each in result.findings)
+    return replace(result, findings=findings, made=tuple(map(made.get, findings)))
+
+
+def rendered(display: str, data: bytes, findings: Iterable[Finding]) -> dict[Finding, tuple[Replacement, ...]]:
+    """The fixes of a file's findings that can be made, as text: in Python files and notebooks."""
+    from precisionlint import notebook_fixes
+    from precisionlint.source import fixes
+
+    makers = {"python": fixes.rendered, "notebook": notebook_fixes.rendered}
+    maker = makers.get(documents.kind(display))
+    return maker(data, findings) if maker is not None else {}
 
 
 def _moved(finding: Finding, display: str, program: documents.Program) -> Finding:

@@ -123,7 +123,7 @@ def make() -> tuple[LanguageServer, State]:
 def read(path: str, text: str) -> Report:
     """What is found in a file as it stands in the editor. Raises InputError."""
     held = {path: text.encode("utf-8", errors="surrogatepass")}
-    return check(Request((path,), Configuration(), texts=held, fixes=True))
+    return check(Request((path,), Configuration(), texts=held))
 
 
 def _is_python(document: TextDocument) -> bool:

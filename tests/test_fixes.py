@@ -51,7 +51,7 @@ def program(name: str, data: bytes) -> str:
 def check(name: str, data: bytes) -> Report:
     """What is found in a text that stands for a file."""
     rules = Configuration({"select": ("all",)}, isolated=True)
-    return checking.check(checking.Request((name,), rules, texts={name: data}, fixes=True))
+    return checking.check(checking.Request((name,), rules, texts={name: data}))
 
 
 def fixed(name: str, data: bytes, *, unsafe: bool) -> bytes:
@@ -339,7 +339,8 @@ CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
         (("if args.clip:", f"    {CLIP}", "scaler.step(optimizer)", "scaler.update()"), True),
         ((CLIP, "if index % 4 == 3:", "    scaler.step(optimizer)", "    scaler.update()"), False),
         ((f"pass; {CLIP}", "scaler.step(optimizer)", "scaler.update()"), True),
-        ((f"if args.clip: {CLIP}", "scaler.step(optimizer)", "scaler.update()"), False),
+        ((f"if args.clip: {CLIP}", "scaler.step(optimizer)", "scaler.update()"), True),
+        ((f"if args.clip: {CLIP}; continue", "scaler.step(optimizer)", "scaler.update()"), False),
         ((f"if {CLIP} > 9:", "    print(index)", "scaler.step(optimizer)", "scaler.update()"), False),
         ((CLIP, "scaler.unscale_(optimizer)", "scaler.step(optimizer)", "scaler.update()"), False),
         ((CLIP, "if index > 3:", "    continue", "scaler.step(optimizer)", "scaler.update()"), False),
@@ -350,6 +351,7 @@ CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
         "stepped at times",
         "one of two on a line",
         "on the line of its if",
+        "left on that line",
         "in a condition",
         "unscaled later",
         "left between",

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from precisionlint.fixing import Fixed
 
 STDIN = "-"
-SHOWING_FIXES = ("json", "jsonl", "sarif")
 
 EXIT_CODES = """\
 exit codes:
@@ -226,7 +225,6 @@ def _once(options: argparse.Namespace, wanted: Sequence[Output]) -> Outcome:
     from precisionlint.checking import Request, check
 
     progress = ProgressLine(sys.stderr)
-    fixing = options.fix or options.diff
     request = Request(
         tuple(texts) or tuple(options.paths),
         configuration,
@@ -237,12 +235,11 @@ def _once(options: argparse.Namespace, wanted: Sequence[Output]) -> Outcome:
         cache=not options.no_cache,
         jobs=options.jobs,
         progress=progress,
-        fixes=fixing or any(each.form in SHOWING_FIXES for each in wanted),
     )
     fixed = 0
     try:
         report = check(request)
-        if fixing:
+        if options.fix or options.diff:
             changes, failed = _fixes(report, request, unsafe=options.unsafe_fixes)
             if options.diff:
                 return _diff(changes, [*report.errors, *failed], exit_zero=options.exit_zero)

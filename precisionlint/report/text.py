@@ -106,12 +106,12 @@ def verdict(report: Report, color: bool, *, hint: bool = True) -> str:
 
 
 def _fixable(report: Report) -> str:
-    """How many findings have a fix. Whether it can be made where they stand, is only known once it is."""
+    """How many findings have a fix."""
     fixes = [finding.fix for finding in report.findings if finding.fix is not None]
     safe = sum(fix.safe for fix in fixes)
     parts = [f"{safe} with a safe fix [*] (--fix)"] if safe else []
     parts += [f"{len(fixes) - safe} with an unsafe one (--fix --unsafe-fixes)"] if safe < len(fixes) else []
-    return f"{', '.join(parts)}; --diff shows what can be changed" if parts else ""
+    return f"{', '.join(parts)}; --diff shows what they change" if parts else ""
 
 
 def _reach(coverage: Coverage, verbose: bool) -> str:

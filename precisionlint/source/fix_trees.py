@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider, WhitespaceInclusivePositionProvider
 
 from precisionlint.findings import Edit, Place
+from precisionlint.source.fix_calls import device_first, named, with_argument
+from precisionlint.source.fix_statements import Statements
 from precisionlint.source.fixes import NEWLINE, NoFixError, Span
 from precisionlint.source.names import Names
 
@@ -20,8 +24,6 @@ FP8 = re.compile(r"dtype|fp8|float8|e4m3|e5m2|f8", re.I)
 COMMENT = re.compile(r"#\s*precisionlint:\s*[\w-]+\s*\[(?P<words>[^\]]*)\][^#]*")
 """A comment for this program up to the next one."""
 DEVICES = {"torch.cuda.amp.": "cuda", "torch.cpu.amp.": "cpu"}
-AUTOCAST = ("enabled", "dtype", "cache_enabled")
-"""The arguments of autocast by its old name, in their order; the new one has another."""
 
 
 class Renderer:
@@ -44,6 +46,7 @@ class Renderer:
         self.positions = self.wrapper.resolve(PositionProvider)
         self.wide = self.wrapper.resolve(WhitespaceInclusivePositionProvider)
         self.parents = self.wrapper.resolve(ParentNodeProvider)
+        self.statements = Statements(module, self.parents)
         self.starts = [0, *(match.end() for match in NEWLINE.finditer(text))]
         self.nodes: dict[tuple[int, int], list[cst.BaseExpression]] = {}
         self.renames = {self.offsets(each) for each in renames}
@@ -84,17 +87,27 @@ class Renderer:
         return self.module.code_for_node(node)
 
     def replaced(self, old: cst.BaseExpression, new: cst.BaseExpression) -> Span:
-        """An expression changed in its place. All of the statement is written, since lines are indented by what stands around them."""
+        """An expression changed in its place. Where it takes several lines, all of the statement is written: they are indented by what stands
+        around them."""
+        start, end = self.whole(old)
+        code = self.code(new)
+        if not NEWLINE.search(self.text, start, end) and not NEWLINE.search(code):
+            return start, end, code
         node: cst.CSTNode = old
         while not isinstance(self.parents[node], cst.Module):
             node = self.parents[node]
-        start = 0
+        start, end = self.tops[node]
+        return start, end, self.code(node.deep_replace(old, new))
+
+    @cached_property
+    def tops(self) -> dict[cst.CSTNode, tuple[int, int]]:
+        """The offsets of the statements of the top level, with what stands above each."""
+        found: dict[cst.CSTNode, tuple[int, int]] = {}
+        end = 0
         for each in [*self.module.header, *self.module.body]:
-            before = self.code(each)
-            if each is node:
-                return start, start + len(before), self.code(node.deep_replace(old, new))
-            start += len(before)
-        raise NoFixError("it stands outside of all statements")
+            start, end = end, end + len(self.code(each))
+            found[each] = start, end
+        return found
 
     def whole(self, node: cst.BaseExpression) -> tuple[int, int]:
         """The offsets of an expression with its parentheses."""
@@ -200,7 +213,7 @@ class Renderer:
             raise NoFixError("no method is called there")
         if edit.name and (call.func.attr.value != "backward" or any(each.keyword is None for each in call.args)):
             raise NoFixError("no method of a loss is called there")
-        if edit.name and not self.in_function(call, edit.name):
+        if edit.name and not self.statements.in_function(call, edit.name):
             raise NoFixError(f"{edit.name} does not stand in this function")
         parts = {}
         if "{dtype}" in edit.text:
@@ -215,13 +228,6 @@ class Renderer:
         code = self.text[start:end] if "({})" in edit.text else atom(old, self.source(old))
         text, imports = self.filled(edit.text, edit.place, code, **parts)
         return [(*self.whole(old), text), *imports]
-
-    def in_function(self, node: cst.CSTNode, code: str) -> bool:
-        """Whether a call stands somewhere in the function (or the top level) that a node stands in."""
-        while not isinstance(node, (cst.FunctionDef, cst.Module)):
-            node = self.parents[node]
-        top = node.body.children if isinstance(node, cst.FunctionDef) else node.body
-        return any(isinstance(each, cst.Call) and self.code(each) == code for part in top for each in inside(part))
 
     def operands(self, edit: Edit) -> list[Span]:
         node = self.at(edit.place)[0]
@@ -245,47 +251,31 @@ class Renderer:
 
     def before(self, edit: Edit) -> list[Span]:
         """A statement before another one, once for each run of what it is for (``name``, which must follow in a block around it)."""
-        node: cst.CSTNode = self.at(edit.place)[0]
-        begin, holding = self.span(node)[0], {node}
-        while not isinstance(node, cst.SimpleStatementLine):
-            node = self.parents[node]
-            holding.add(node)
-            if isinstance(node, (cst.BaseCompoundStatement, cst.Module)):
-                raise NoFixError("no statement can stand before it")
-        if any(
-            isinstance(each, cst.Call) and each not in holding and self.span(each)[0] < begin for each in inside(node)
-        ):
-            # The new statement may have to follow it.
-            raise NoFixError("something else is called before it in that line")
-        if not self.followed(node, edit.name):
+        old = self.at(edit.place)[0]
+        line = self.statements.line_of(old, self.span)
+        if not self.statements.followed(line, edit.name):
             raise NoFixError(f"{edit.name} does not follow there")
-        if self.in_function(node, edit.text):
-            raise NoFixError("the function holds this statement already")
-        start = self.span(node)[0]
-        line = max(each for each in self.starts if each <= start)
-        indent = self.text[line:start]
-        if indent.strip():
-            raise NoFixError("other statements stand on that line")
+        if self.statements.runs_beside(line, edit):
+            raise NoFixError("the statement runs there already")
+        start = self.span(line.body[0])[0]
         text, imports = self.filled(edit.text, edit.place)
-        return [(start, start, f"{text}{self.module.default_newline}{indent}"), *imports]
+        newline = self.module.default_newline
+        if isinstance(line, cst.SimpleStatementLine):
+            indent = self.indent(start)
+            span = (start, start, f"{text}{newline}{indent}")
+        else:  # what stands on the line of its `if` becomes a block
+            indent = self.indent(self.span(self.parents[line])[0]) + self.module.default_indent
+            colon = self.text.rindex(":", 0, start) + 1
+            span = (colon, start, f"{newline}{indent}{text}{newline}{indent}")
+        self.statements.write(line, edit.text)
+        return [span, *imports]
 
-    def followed(self, node: cst.CSTNode, code: str) -> bool:
-        """Whether a statement runs each time after this one, before this one runs again."""
-        while True:
-            parent = self.parents[node]
-            if not isinstance(parent, (cst.IndentedBlock, cst.Module)):
-                return False
-            body: list[cst.CSTNode] = list(parent.body)
-            for later in body[body.index(node) + 1 :]:
-                if any(isinstance(each, (cst.Return, cst.Break, cst.Continue, cst.Raise)) for each in inside(later)):
-                    return False
-                if any(isinstance(each, cst.Call) and self.code(each) == code for each in inside(later)):
-                    return isinstance(later, cst.SimpleStatementLine)
-            node = self.parents[parent]
-            if isinstance(node, cst.Else):
-                node = self.parents[node]
-            if not isinstance(node, (cst.If, cst.With)):
-                return False
+    def indent(self, offset: int) -> str:
+        """What stands before an offset in its line, which is white space."""
+        start = self.starts[bisect_right(self.starts, offset) - 1]
+        if self.text[start:offset].strip():
+            raise NoFixError("other statements stand on that line")
+        return self.text[start:offset]
 
     def rename(self, edit: Edit) -> list[Span]:
         """An outside name by its new name; a call by the old one becomes a call by the new one."""
@@ -389,76 +379,6 @@ def bound_by(alias: cst.ImportAlias) -> str | None:
     return alias.evaluated_alias or alias.evaluated_name
 
 
-def device_first(call: cst.Call, last: str, device: str) -> cst.Call:
-    """A call by the old name with the device that the new one asks for."""
-    if any(each.star for each in call.args):
-        raise NoFixError("arguments are handed on there")
-    quoted = f'"{device}"'
-    if last.startswith("custom_"):
-        return with_argument(call, "device_type", quoted)
-    args = list(call.args)
-    if last == "autocast":
-        plain = [index for index, each in enumerate(args) if each.keyword is None]
-        if len(plain) > len(AUTOCAST):
-            raise NoFixError("it has too many arguments there")
-        for index in plain:
-            args[index] = named(args[index], AUTOCAST[index])
-    made = cst.Arg(cst.parse_expression(quoted))
-    if args:
-        made = made.with_changes(comma=cst.Comma(whitespace_after=plain_space(between(call))))
-    return call.with_changes(args=[made, *args])
-
-
-def named(argument: cst.Arg, keyword: str) -> cst.Arg:
-    space = cst.SimpleWhitespace("")
-    return argument.with_changes(
-        keyword=cst.Name(keyword), equal=cst.AssignEqual(whitespace_before=space, whitespace_after=space)
-    )
-
-
-def with_argument(call: cst.Call, keyword: str, source: str) -> cst.Call:
-    """A call with one more argument, laid out as the others are."""
-    made = named(cst.Arg(cst.parse_expression(source)), keyword)
-    if not call.args:
-        return call.with_changes(args=[made])
-    *rest, last = call.args
-    comma = cst.Comma(whitespace_after=plain_space(between(call)))
-    if isinstance(last.comma, cst.Comma):
-        made = made.with_changes(comma=last.comma)
-        after = last.comma.whitespace_after
-        if isinstance(after, cst.ParenthesizedWhitespace) and after.first_line.comment is not None:
-            comma = comma.with_changes(whitespace_after=after.with_changes(last_line=last_indent(between(call))))
-            made = made.with_changes(comma=cst.Comma(whitespace_after=plain_space(after)))
-        last = last.with_changes(comma=comma)
-    else:
-        made = made.with_changes(whitespace_after_arg=last.whitespace_after_arg)
-        last = last.with_changes(comma=comma, whitespace_after_arg=cst.SimpleWhitespace(""))
-    return call.with_changes(args=[*rest, last, made])
-
-
-def between(call: cst.Call) -> cst.BaseParenthesizableWhitespace:
-    """What stands between two arguments of a call."""
-    if len(call.args) > 1 and isinstance(call.args[-2].comma, cst.Comma):
-        return call.args[-2].comma.whitespace_after
-    before = call.whitespace_before_args
-    return before if isinstance(before, cst.ParenthesizedWhitespace) else cst.SimpleWhitespace(" ")
-
-
-def plain_space(space: cst.BaseParenthesizableWhitespace) -> cst.BaseParenthesizableWhitespace:
-    """White space without the comments in it."""
-    if isinstance(space, cst.ParenthesizedWhitespace):
-        return space.with_changes(
-            first_line=space.first_line.with_changes(comment=None, whitespace=cst.SimpleWhitespace("")), empty_lines=()
-        )
-    return space
-
-
-def last_indent(space: cst.BaseParenthesizableWhitespace) -> cst.SimpleWhitespace:
-    if isinstance(space, cst.ParenthesizedWhitespace):
-        return space.last_line
-    return cst.SimpleWhitespace("")
-
-
 def dotted(node: cst.CSTNode) -> str | None:
     """``a.b.c`` as it is written, None for anything else."""
     if isinstance(node, cst.Name):
@@ -467,13 +387,6 @@ def dotted(node: cst.CSTNode) -> str | None:
         above = dotted(node.value)
         return None if above is None else f"{above}.{node.attr.value}"
     return None
-
-
-def inside(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """A node and all below it, what functions defined there do left out."""
-    yield node
-    for child in node.children if not isinstance(node, (cst.FunctionDef, cst.Lambda, cst.ClassDef)) else ():
-        yield from inside(child)
 
 
 def atom(node: cst.BaseExpression, code: str) -> str:

@@ -8,11 +8,13 @@ would not parse. Nothing here knows a rule.
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import re
 import tokenize
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
@@ -53,10 +55,12 @@ class Text(Struct, frozen=True):
 
     def with_spans(self, spans: Iterable[Span]) -> Text:
         """The text with parts replaced that do not overlap."""
-        text = self.text
-        for start, end, new in sorted(set(spans), reverse=True):
-            text = text[:start] + new + text[end:]
-        return Text(text, self.encoding)
+        parts: list[str] = []
+        last = 0
+        for start, end, new in sorted(set(spans)):
+            parts += [self.text[last:start], new]
+            last = end
+        return Text("".join([*parts, self.text[last:]]), self.encoding)
 
     @property
     def data(self) -> bytes:
@@ -83,17 +87,48 @@ def rendered(data: bytes, findings: Iterable[Finding]) -> dict[Finding, tuple[Re
         renderer = Renderer(text.text, [edit.place for edit in edits if edit.kind == "rename"])
     except NoFixError:
         return {}
-    starts = text.starts
-    made: dict[Finding, tuple[Replacement, ...]] = {}
+    spans: dict[Finding, list[Span]] = {}
     for finding in wanted:
         assert finding.fix is not None
-        try:
-            spans = sorted({trimmed(text.text, span) for edit in finding.fix.edits for span in renderer.render(edit)})
-        except NoFixError:
-            continue
-        if not overlapping(spans) and text.with_spans(spans).parses():
-            made[finding] = tuple(_replacement(finding.place.path, starts, span) for span in spans)
-    return made
+        with contextlib.suppress(NoFixError):
+            changed = sorted({trimmed(text.text, span) for edit in finding.fix.edits for span in renderer.render(edit)})
+            if not overlapping(changed):
+                spans[finding] = changed
+    starts = text.starts
+    return {
+        finding: tuple(_replacement(finding.place.path, starts, span) for span in spans[finding])
+        for finding in parsing(text, spans)
+    }
+
+
+def parsing(text: Text, spans: Mapping[Finding, list[Span]]) -> list[Finding]:
+    """The findings whose fixes leave text that parses. Those that do not get in each other's way are tried together: a text is parsed
+    a few times, however many findings are in it."""
+    times = Counter(span for each in spans.values() for span in each)
+    own = {finding: [span for span in each if times[span] == 1] for finding, each in spans.items()}
+    rest = sorted(spans, key=lambda finding: own[finding])
+    found: list[Finding] = []
+    while rest:
+        apart: list[Finding] = []
+        others: list[Finding] = []
+        end = -1
+        for finding in rest:
+            fits = not own[finding] or own[finding][0][0] > end  # many may need the same import
+            (apart if fits else others).append(finding)
+            end = own[finding][-1][1] if fits and own[finding] else end
+        found += _parsing_together(text, spans, apart)
+        rest = others
+    return found
+
+
+def _parsing_together(text: Text, spans: Mapping[Finding, list[Span]], findings: list[Finding]) -> list[Finding]:
+    changed = sorted({span for finding in findings for span in spans[finding]})
+    if not overlapping(changed) and text.with_spans(changed).parses():
+        return findings
+    if len(findings) == 1:
+        return []
+    half = len(findings) // 2
+    return _parsing_together(text, spans, findings[:half]) + _parsing_together(text, spans, findings[half:])
 
 
 def trimmed(text: str, span: Span) -> Span:
