@@ -7,7 +7,7 @@ import pytest
 from programs import CLIP as CLIPPED
 from programs import CLIP_CALL
 
-from precisionlint import checking
+from precisionlint import catalogue, checking
 from precisionlint.cli import main
 from precisionlint.config import Configuration
 from precisionlint.findings import Report
@@ -112,3 +112,17 @@ def test_all_that_the_broken_programs_are_promised_is_fixed(tmp_path: Path):
     assert promised(home)
     fixed(home)
     assert promised(home) == []
+
+
+def test_a_helper_that_the_forward_may_share_is_changed_only_with_leave(tmp_path: Path):
+    pages = catalogue.examples(catalogue.find("fp8-fast-accumulation-in-backward"))
+    (code,) = (each.code for each in pages if each.kind == "wrong" and "def product(" in each.code)
+    file = tmp_path / "layers.py"
+    file.write_text(code)
+    (finding,) = report(file).findings
+    assert finding.fix is not None
+    assert finding.fix.unsafe == "product is called by the backward, and whatever else calls it changes too"
+    fixed(file)
+    assert file.read_text() == code
+    file.write_text(code.replace("product(", "product_backward("))
+    assert promised(file) == ["fp8-fast-accumulation-in-backward"]

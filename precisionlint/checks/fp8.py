@@ -18,6 +18,7 @@ from precisionlint.valueflow import (
     Called,
     Computed,
     Returned,
+    Scope,
     Shows,
     Value,
     find,
@@ -424,15 +425,22 @@ def fp8_fast_accumulation_in_backward(state: None, event: Called) -> Iterator[An
         partial_of = event.value.inputs[:1] if event.value.name == "functools.partial" else ()
         called = partial_of[0].name if partial_of else event.value.name
         if flag is not None and flag.constant is True and PRODUCT.search(called):
-            fix = Remedy((Change("argument", event.at, "use_fast_accum", "False"),))
+            fix = Remedy((Change("argument", event.at, "use_fast_accum", "False"),), shared(event.scope))
             yield fast(flag.at, "use_fast_accum=True", "False", Seen(event.at, "a product of gradients"), fix)
         elif split is not None and split.constant is False and PRODUCT.search(called):
-            fix = Remedy((Change("argument", event.at, "use_split_accumulator", "True"),))
+            fix = Remedy((Change("argument", event.at, "use_split_accumulator", "True"),), shared(event.scope))
             yield fast(split.at, "use_split_accumulator=False", "True", Seen(event.at, "a product of gradients"), fix)
     for name, given in options.items():  # a configuration of the product that makes a gradient
         flag = given.options.get("use_fast_accum") if GRADIENT.search(name) else None
         if flag is not None and flag.constant is True:
             yield fast(flag.at, "use_fast_accum=True", "False", Seen(given.at, f"handed on as {name}"), None)
+
+
+def shared(scope: Scope) -> str:
+    """What else changes with a call in a function: by its name it is one of the backward, or it is a helper, which others may call."""
+    if GRADIENT.search(scope.function):
+        return ""
+    return f"{scope.function or 'the function'} is called by the backward, and whatever else calls it changes too"
 
 
 def fast(at: Any, what: str, instead: str, seen: Seen, fix: Remedy | None) -> Hit:
