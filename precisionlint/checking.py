@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -114,6 +115,7 @@ def check(request: Request) -> Report:
         tuple(sorted(suppressed, key=lambda each: _order(each.finding))),
         tuple(map(str, stale)),
         _unheard(request, found, settings),
+        _idle(request, found, settings, results),
         request.texts,
         replacements,
     )
@@ -234,16 +236,39 @@ def _order(finding: Finding) -> tuple[object, ...]:
 
 def _unheard(request: Request, found: Sequence[tuple[str, Path]], settings: Mapping[str, Settings]) -> tuple[str, ...]:
     """The names of assumptions that no file mentions: neither those named nor the others of their projects."""
-    missing = {name: name.rpartition(".")[2].encode() for each in settings.values() for name in each.assume}
+    missing = {name: _word(name) for each in settings.values() for name in each.assume}
     for path in _projects(found) if missing else ():
         try:
             data = request.texts.get(os.fspath(path)) or path.read_bytes()
         except OSError:
             continue
-        missing = {name: word for name, word in missing.items() if word not in data}
+        missing = {name: word for name, word in missing.items() if not word.search(data)}
         if not missing:
             break
     return tuple(sorted(missing))
+
+
+def _idle(
+    request: Request,
+    found: Sequence[tuple[str, Path]],
+    settings: Mapping[str, Settings],
+    results: Mapping[str, FileResult],
+) -> tuple[str, ...]:
+    """The names of assumptions that stand in programs of the run, and that no undecided value there has."""
+    heard = {name for result in results.values() for name in result.totals.assumed}
+    idle: set[str] = set()
+    for display, path in found:
+        names = settings[display].assume.keys() - heard - idle
+        if names and results[display].totals.programs:
+            with contextlib.suppress(OSError):
+                data = request.texts.get(display) or path.read_bytes()
+                idle.update(name for name in names if _word(name).search(data))
+    return tuple(sorted(idle))
+
+
+def _word(name: str) -> re.Pattern[bytes]:
+    """The last part of a name where it stands alone."""
+    return re.compile(rb"(?<![\w])" + re.escape(name.rpartition(".")[2].encode()) + rb"(?![\w])")
 
 
 def _projects(found: Sequence[tuple[str, Path]]) -> Iterator[Path]:

@@ -181,6 +181,8 @@ class Report(Record, frozen=True, eq=False):
     """Entries of the baseline that no finding fits any more, in words."""
     unheard: tuple[str, ...] = ()
     """Names that a configuration was assumed for and that nothing in the projects read is called by."""
+    idle: tuple[str, ...] = ()
+    """Such names that stand in the files read, where no value that is undecided is called by them."""
     texts: Mapping[str, bytes] = field(default_factory=dict)
     """What was read instead of files: name -> content."""
     replacements: Mapping[Finding, tuple[Replacement, ...]] = field(default_factory=dict)

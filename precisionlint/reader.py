@@ -68,6 +68,8 @@ class Totals(Struct):
     scalers: int = 0
     recipes: tuple[str, ...] = ()
     gave_up: tuple[GaveUp, ...] = ()
+    assumed: tuple[str, ...] = ()
+    """The names of assumptions that some undecided value has."""
 
 
 class FileResult(Struct, frozen=True):
@@ -240,6 +242,7 @@ def _joined(results: list[FileResult]) -> FileResult:
             sum(each.scalers for each in totals),
             tuple(recipe for each in totals for recipe in each.recipes),
             tuple(place for each in totals for place in each.gave_up),
+            tuple(name for each in totals for name in each.assumed),
         ),
     )
 

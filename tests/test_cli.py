@@ -448,3 +448,44 @@ def test_an_assumption_about_a_name_that_nothing_has_is_told(tmp_path: Path) -> 
     assert told("use_amp") == told("cfg.use_amp") == told("keep_fp32") == (0, "")
     message = "precisionlint: nothing in these files is called use_ampp: to assume it changes nothing\n"
     assert told("use_ampp") == (0, message)
+    message = "precisionlint: nothing in these files is called amp: to assume it changes nothing\n"
+    assert told("amp") == (0, message)  # a part of a name is no name
+
+
+def test_an_assumption_that_no_undecided_value_of_a_program_meets_is_told(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("", encoding="utf-8")
+    program = SOUND.replace("def train(loader):", "use_amp = True\n\n\ndef train(loader, args):")
+    program = program.replace('"cuda", dtype', '"cuda", enabled=use_amp and args.fp16, dtype')
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+
+    def told(*names: str) -> str:
+        options = [part for name in names for part in ("--assume", f"{name}=True")]
+        done = run("check", "--cache-dir", "kept", *options, "train.py", cwd=tmp_path)
+        assert done.returncode == 0
+        return done.stderr
+
+    def idle(name: str) -> str:
+        return f"precisionlint: no undecided value in these files is called {name}: to assume it changes nothing\n"
+
+    assert told("fp16") == told("args.fp16") == told("args") == ""
+    assert told("use_amp") == told("use_amp", "fp16") == idle("use_amp")  # the program says itself what it is
+    assert told("use_amp") == idle("use_amp")  # from the cache too
+    assert told("torch.amp", "cfg.fp16") == idle("cfg.fp16") + idle("torch.amp")
+
+
+@pytest.mark.parametrize(
+    ("option", "needed"),
+    [
+        ("--diff-base", "revision of git"),
+        ("--config", "file"),
+        ("--baseline", "file"),
+        ("--write-baseline", "file"),
+        ("--cache-dir", "folder"),
+        ("--output-file", "file"),
+    ],
+)
+def test_an_option_that_names_nothing_is_wrong_usage(option: str, needed: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SOUND, encoding="utf-8")
+    done = run("check", "train.py", option, "", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{option} is empty: it needs a {needed}" in done.stderr

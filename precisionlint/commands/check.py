@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from precisionlint.fixing import Fixed
 
 STDIN = "-"
+NEEDED = {"diff_base": "revision of git", "cache_dir": "folder"}
+"""What options name that do not name a file."""
 
 EXIT_CODES = """\
 exit codes:
@@ -252,6 +254,8 @@ def _once(options: argparse.Namespace, wanted: Sequence[Output]) -> Outcome:
         complain(_nothing(tuple(texts) or options.paths, configuration))
     for name in report.unheard:
         complain(f"nothing in these files is called {name}: to assume it changes nothing")
+    for name in report.idle:
+        complain(f"no undecided value in these files is called {name}: to assume it changes nothing")
     code = report.exit_code_at(options.fail_on)
     if options.write_baseline is not None:
         return _write_baseline(report, options.write_baseline)
@@ -314,6 +318,9 @@ def _checked(options: argparse.Namespace) -> list[Output]:
         raise UsageError("--reason belongs to --add-ignores")
     if len(options.reason.splitlines()) > 1 or "#" in options.reason:
         raise UsageError("--reason must be one line without a #")
+    for option in ("diff_base", "config", "baseline", "write_baseline", "cache_dir", "output_file"):
+        if getattr(options, option) == "":
+            raise UsageError(f"--{option.replace('_', '-')} is empty: it needs a {NEEDED.get(option, 'file')}")
     if STDIN in options.paths and len(options.paths) > 1:
         raise UsageError("standard input (-) is read alone")
     if STDIN in options.paths and options.watch:

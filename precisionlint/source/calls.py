@@ -378,8 +378,8 @@ def bind_params(it: Interpreter, func: Func, args: Args, state: State, scope: di
 
 def default(it: Interpreter, func: Func, param: p.Param, state: State) -> Value:
     assert param.default is not None
-    if param.name in it.assume:
-        return it.assume[param.name]
+    if (assumed := it.assumed(param.name)) is not None:
+        return assumed
     known = it.default_values.get(func.function)
     if known is not None:
         return known[param.name]
@@ -392,8 +392,8 @@ def default(it: Interpreter, func: Func, param: p.Param, state: State) -> Value:
 
 def parameter(it: Interpreter, func: Func, param: p.Param, state: State) -> Value:
     """A parameter of which nothing is known but its name, its annotation and its default."""
-    if param.name in it.assume:
-        return it.assume[param.name]
+    if (assumed := it.assumed(param.name)) is not None:
+        return assumed
     key = ("param", func.function, param.name)
     value: Value = it.intern(key, param.name, PLAIN, frozenset(), ())
     assert isinstance(value, Sym)

@@ -173,6 +173,7 @@ class Interpreter:
                 if (name == key[2] and key[0] == "attr") or (
                     not name.isidentifier() and f".{text}".endswith(f".{name}")
                 ):
+                    self.coverage.assumed.add(name)
                     return value
         sources: frozenset[Sym] = frozenset()
         for part in parts:
@@ -189,6 +190,12 @@ class Interpreter:
         if flow is not PLAIN:
             key = (*key, flow)
         return self.intern(key, text, flow, sources, ())
+
+    def assumed(self, name: str) -> Value | None:
+        """What an undecided value of a name is assumed to be."""
+        if name in self.assume:
+            self.coverage.assumed.add(name)
+        return self.assume.get(name)
 
     def site(self, state: State, node: Any, text: str, flow: Flow, of: tuple[Value, ...]) -> Sym:
         """The unknown value that comes from a place of the program; it is another one each time the place is passed."""
@@ -215,8 +222,8 @@ class Interpreter:
 
     def free(self, name: str) -> Value:
         """A name that nothing in the program binds."""
-        if name in self.assume:
-            return self.assume[name]
+        if (assumed := self.assumed(name)) is not None:
+            return assumed
         return self.intern(("free", name), name, PLAIN, frozenset(), ())
 
     def unknown(self, key: Any, text: str, flow: Flow, values: list[Value | None]) -> Value:

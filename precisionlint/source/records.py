@@ -117,6 +117,8 @@ class Coverage(Struct):
     scalers: set[Any] = field(default_factory=set)
     recipe: Recipe = field(default_factory=lambda: Recipe())
     gave_up: dict[tuple[Any, Any], str] = field(default_factory=dict)
+    assumed: set[str] = field(default_factory=set)
+    """The names of assumptions that some undecided value has."""
 
 
 class BudgetError(Exception):

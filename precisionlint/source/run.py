@@ -295,6 +295,7 @@ class Run:
         total.loops += len(coverage.loops)
         total.optimizers += len(coverage.optimizers)
         total.scalers += len(coverage.scalers)
+        total.assumed += tuple(sorted(coverage.assumed))
         if recipe := coverage.recipe.text():
             total.recipes += (recipe,)
         for (where, node), what in coverage.gave_up.items():

@@ -82,8 +82,8 @@ def do_assign(it: Interpreter, instr: p.Assign, state: State, after: list[State]
 def assign(it: Interpreter, state: State, target: p.Expr, value: Value, at: Any) -> None:
     match target:
         case p.Name():
-            if isinstance(target.slot, str) and target.slot in it.assume and isinstance(value, (Sym, Cond)):
-                value = it.assume[target.slot]
+            if isinstance(target.slot, str) and isinstance(value, (Sym, Cond)):
+                value = it.assumed(target.slot) or value
             if isinstance(target.slot, str):
                 value = effects.kept(it, state, (state.frame, target.slot), target, value, at)
             it.bind_name(state, target.slot, value)
