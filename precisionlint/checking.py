@@ -331,7 +331,7 @@ def _read(
     kept.save()
     for display, path in found:
         # A file that is named is looked at, even if nothing in it trains.
-        if display in request.paths and results[display].unread and documents.kind(display) in ("python", "other"):
+        if display in request.paths and results[display].unread and documents.kind(display) != "markdown":
             told = spelled(display, path, request.texts.get(display))
             results[display] = told if told.errors else results[display]
     return {display: results[display] for display, _ in found}

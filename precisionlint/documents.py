@@ -15,7 +15,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from precisionlint.findings import Place
+from precisionlint.findings import FileError, Place
+from precisionlint.source.parsing import UnreadableError, parse
 
 NOTEBOOK = ".ipynb"
 MARKDOWN = (".md", ".markdown")
@@ -39,14 +40,34 @@ class DocumentError(Exception):
     """A notebook that cannot be read; the text says why."""
 
 
+class Broken(Struct, frozen=True):
+    """A cell that is no Python: the line of it that says so, and what it holds."""
+
+    cell: int
+    line: int
+    message: str
+    data: bytes
+
+
 class Program(Struct, frozen=True):
-    """Python source, and where its lines stand: (cell, line of the cell) of each in a notebook, ``indent``: columns cut off."""
+    """Python source, and where its lines stand: (cell, line of the cell) of each in a notebook, ``indent``: columns cut off.
+    Of cells that are ``broken`` the lines are empty."""
 
     data: bytes
     cells: tuple[tuple[int, int], ...] = ()
     indent: int = 0
     whole: bool = True
     """False for a part of a document that need not be Python at all."""
+    broken: tuple[Broken, ...] = ()
+
+    def errors(self, path: str) -> tuple[FileError, ...]:
+        """What to say of broken cells: one line for a notebook."""
+        if not self.broken:
+            return ()
+        first, *others = self.broken
+        cells = ", ".join(str(each.cell) for each in others)
+        more = f" (and cell{'s' * (len(others) > 1)} {cells})" if others else ""
+        return (FileError(path, None, f"cell {first.cell}, line {first.line}: {first.message}{more}"),)
 
     def locate(self, place: Place) -> Place:
         """The place in the document of a place in the program."""
@@ -110,13 +131,12 @@ def has_source(cell: object) -> bool:
 
 
 def notebook(data: bytes) -> Program:
-    """The code cells of a notebook as one program. Raises DocumentError."""
+    """The code cells of a notebook as one program, those left out that are no Python. Raises DocumentError."""
     content = load(data)
     metadata = content.get("metadata")
     language = metadata.get("language_info", {}) if isinstance(metadata, dict) else {}
     name = language.get("name", "python") if isinstance(language, dict) else "python"
-    lines: list[str] = []
-    places: list[tuple[int, int]] = []
+    held: dict[int, list[str]] = {}
     cells = content["cells"] if name in ("python", "ipython") else []
     assert isinstance(cells, list)
     for number, cell in enumerate(cells, 1):
@@ -126,11 +146,27 @@ def notebook(data: bytes) -> Program:
             )
         if cell.get("cell_type") != "code":
             continue
-        held = list(plain(source_of(cell)))
-        lines += held
-        places += [(number, line) for line in range(1, len(held) + 1)]
-    text = "".join(f"{line}\n" for line in lines)
-    return Program(text.encode("utf-8", errors="replace"), tuple(places))
+        held[number] = list(plain(source_of(cell)))
+    broken: tuple[Broken, ...] = ()
+    if _fault(0, _joined(held.values())) is not None:
+        faults = (_fault(number, _joined([lines])) for number, lines in held.items())
+        broken = tuple(fault for fault in faults if fault is not None)
+        held |= {each.cell: ["" for _ in held[each.cell]] for each in broken}
+    places = tuple((number, line) for number, lines in held.items() for line in range(1, len(lines) + 1))
+    return Program(_joined(held.values()), places, broken=broken)
+
+
+def _joined(cells: Iterable[list[str]]) -> bytes:
+    return "".join(f"{line}\n" for lines in cells for line in lines).encode("utf-8", errors="replace")
+
+
+def _fault(cell: int, data: bytes) -> Broken | None:
+    """What makes a cell no Python by itself."""
+    try:
+        parse(data)
+    except UnreadableError as error:
+        return Broken(cell, error.line or 1, error.message, data)
+    return None
 
 
 def with_sources(data: bytes, cells: Iterable[int], changed: Callable[[int, str], str]) -> bytes:

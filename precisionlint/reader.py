@@ -181,7 +181,8 @@ class Reader:
         """Reads one program of a file."""
         data = program.data
         python = documents.kind(display) != "other"
-        trains = python and worth_parsing(data, self.plan.words)
+        written = b"\n".join((data, *(each.data for each in program.broken)))
+        trains = python and worth_parsing(written, self.plan.words)
         subjects = [subject for subject in SUBJECTS if subject.wants(display, data)]
         comments = (suppress.comments if python else suppress.configuration_comments)(display, data)
         statements = (suppress.statements(data) if python else suppress.Statements(())) if comments else None
@@ -194,7 +195,7 @@ class Reader:
 
             self.run = Run(self.plan.rules, dict(self.plan.assume), self.plan.device, self.plan.frameworks)
         self.run.possible = self.plan.possible or bool(comments)  # a comment may silence what is only possible
-        errors: list[FileError] = []
+        errors = list(program.errors(display))
         findings: list[Finding] = []
         totals = Totals()
         if trains:
@@ -306,8 +307,8 @@ def _at_line(place: GaveUp, display: str, program: documents.Program) -> GaveUp:
 
 
 def spelled(display: str, path: Path, text: bytes | None) -> FileResult:
-    """What there is to say of a file (or the text that stands for it) in which there is nothing to read: that it is no Python, no JSON or
-    YAML, of no kind that is read at all, or nothing."""
+    """What there is to say of a file (or the text that stands for it) in which there is nothing to read: that it is no Python (or a cell
+    of it is none), no JSON or YAML, of no kind that is read at all, or nothing."""
     from precisionlint.source.parsing import UnreadableError, parse
 
     name = display.lower()
@@ -322,10 +323,15 @@ def spelled(display: str, path: Path, text: bytes | None) -> FileResult:
             with_deep_stack(lambda: trees(display, path, data))
         elif documents.kind(display) == "python":
             with_deep_stack(lambda: parse(data))
+        elif documents.kind(display) == "notebook":
+            broken = with_deep_stack(lambda: documents.notebook(data)).errors(display)
+            return FileResult(errors=broken) if broken else NOTHING
     except OSError as error:
         return FileResult(errors=(unreadable(display, error),))
     except UnreadableError as error:
         return FileResult(errors=(FileError(display, error.line, error.message),))
+    except documents.DocumentError as error:
+        return FileResult(errors=(FileError(display, None, str(error)),))
     return NOTHING
 
 

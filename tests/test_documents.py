@@ -142,6 +142,31 @@ def test_a_cell_that_is_no_python_is_told_by_cell_and_line():
     assert report.errors[0].message.startswith(f"cell 2, line {CLIP.count(chr(10)) + 3}: syntax error")
 
 
+def test_the_other_cells_of_a_notebook_with_a_broken_one_are_checked_and_fixed(capsys):
+    cells = (HEAD, "print 1", SETUP, f"def broken(:\n    {CLIP_CALL}", STEPS, "x = [\n")
+    write(notebook(*cells))
+    line = STEPS.split("\n").index(f"    {CLIP_CALL}") + 1
+    report = precisionlint.check("train.ipynb")
+    assert found(report) == [(5, line, 5, "clip-before-unscale")]
+    (error,) = report.errors
+    assert error.message.startswith("cell 2, line 1: syntax error: ") and error.message.endswith(" (and cells 4, 6)")
+    assert cli.main(["check", "train.ipynb", "--no-cache", "--fix"]) == 2
+    assert "fixed 1 finding" in capsys.readouterr().err
+    mended = STEPS.replace(CLIP_CALL, f"scaler.unscale_(optimizer)\n    {CLIP_CALL}")
+    write(notebook(*(mended if cell == STEPS else cell for cell in cells)), "mended.ipynb")
+    assert Path("train.ipynb").read_bytes() == Path("mended.ipynb").read_bytes()
+
+
+def test_a_broken_cell_alone_is_told_where_it_trains_or_the_notebook_is_named(capsys):
+    write(notebook(f"{CLIP}\ndef ("))
+    assert cli.main(["check", ".", "--no-cache"]) == 2
+    assert f"train.ipynb: cell 1, line {CLIP.count(chr(10)) + 2}: syntax error" in capsys.readouterr().err
+    write(notebook("print('plain')", "def ("))
+    assert cli.main(["check", ".", "--no-cache"]) == 0
+    assert cli.main(["check", "train.ipynb", "--no-cache"]) == 2
+    assert "train.ipynb: cell 2, line 1: syntax error" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", "{}", '{"cells": 1}', "[" * 100_000, '{"worksheets": [{"cells": []}], "nbformat": 3}', "\ufeff{"],
