@@ -86,6 +86,51 @@ def test_only_a_cast_of_what_may_hold_the_code_counts(tmp_path: Path, cast: str,
     assert found == (["likely"] if counts else [])
 
 
+BUILD = f"""{HEADER}from net import Net
+
+def build(*args):
+    net = Net()
+    return net
+
+def read_image():
+    return torch.rand(8, 8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cast", "counts"),
+    [
+        ("dit = nn.Sequential(Net()).half()", True),
+        ("dit = nn.Sequential(\n    nn.Linear(8, 8),\n    Net(),\n).to(torch.float16)", True),
+        ("dit = nn.Sequential(nn.Linear(8, 8)).half()", False),
+        ("dit = nn.DataParallel(Net(int(8))).half()", True),
+        ("dit = Net()\ndit = nn.DataParallel(dit.half())", True),
+        ("dit = nn.DataParallel(nn.Linear(8, 8)).half()", False),
+        ("dit = build().half()", True),
+        ("dit = build(int(8), int(8)).to(device='cuda', dtype=torch.bfloat16)", True),
+        ("dit = read_image().half()", False),
+        ("parts = nn.ModuleList([Net()])\nfor part in parts:\n    part.half()", True),
+        ("parts = [torch.rand(8), torch.rand(8)]\nfor part in parts:\n    part.half()", False),
+        ("kind = torch.bfloat16\ndit = Net()\ndit.to('cuda', kind)", True),
+        ("kind = torch.float32\ndit = Net()\ndit.to('cuda', kind)", False),
+        ("dit = Net()\ndit.to(dtype=torch.float32)", False),
+        ("dit, x = Net(), torch.rand(8)\nx.half()", False),
+        ("dit, x = Net(), torch.rand(8)\ndit.half()", True),
+        ("def run(model, x):\n    return model(x).half()", False),
+        ("def run(dit, x):\n    dit = Net()\n    return dit(x).to(torch.bfloat16)", False),
+        ("def run(encoder_hidden_states):\n    return encoder_hidden_states.half()", False),
+        ("def run(model, x):\n    model = model(x)\n    return model.half()", False),
+        ("dit = copy.deepcopy(Net()).half()\ntorch.save(dit, 'dit.pt')", False),
+        ("dit = copy.deepcopy(Net()).half()\noptimizer = torch.optim.SGD(dit.parameters())", True),
+        ("saved = {\n    'model': copy.deepcopy(Net()).half(),\n}", False),
+    ],
+)
+def test_what_makes_an_object_tells_a_model_from_a_tensor(tmp_path: Path, cast: str, counts: bool):
+    train = f"import copy\nfrom build import build, read_image\n{PLAIN}\n{cast}\n"
+    found = grades(tmp_path, layers__norm=NORM % POW, net=NET, build=BUILD, train=train)
+    assert found == (["likely"] if counts else [])
+
+
 def test_a_package_leads_only_to_what_is_taken_from_it(tmp_path: Path):
     package = "from .norm import Norm\nfrom .head import Head\n"
     head = f"{HEADER}class Head(nn.Module):\n    def forward(self, x):\n        return x\n"

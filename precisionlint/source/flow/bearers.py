@@ -18,8 +18,24 @@ from msgspec import Struct
 from precisionlint.source.parsing import Definition, FunctionDef, UnreadableError, walk
 from precisionlint.source.project import Project
 
-CASTS = frozenset({"half", "bfloat16", "to", "convert_to_fp16"})
-MOVES = CASTS | {"cuda", "cpu", "train", "eval", "float", "double", "type", "requires_grad_", "apply", "share_memory"}
+MOVES = frozenset(
+    {
+        "half",
+        "bfloat16",
+        "to",
+        "convert_to_fp16",
+        "cuda",
+        "cpu",
+        "train",
+        "eval",
+        "float",
+        "double",
+        "type",
+        "requires_grad_",
+        "apply",
+        "share_memory",
+    }
+)
 """Methods of modules that return the module."""
 BY_NAME = re.compile(rb"importlib|import_module|__import__|entry_point|[Rr]egistry|REGISTR|instantiate\w*\(")
 """What only a file holds that makes objects by their names."""
@@ -27,8 +43,6 @@ SETTING = re.compile(r"dtype|config|cfg|args$|opt(?:ion)?s?$|path|name")
 """Arguments that are no objects."""
 FROZEN = r"\.(?:eval\(\)|requires_grad_\(False\))"
 """How an object is taken out of training."""
-WIDE = re.compile(r"\.float(?:32)?$|^None$")
-"""A dtype that is no half."""
 LOADS = frozenset({"from_pretrained", "from_config", "from_single_file", "load_from_checkpoint"})
 """Methods of classes that make an object of what is stored."""
 HOPS = 12
@@ -51,6 +65,16 @@ class Spot(Struct, frozen=True):
         return Spot(self.path, self.around[1:])
 
 
+class Cast(Struct, frozen=True):
+    """An object that a line of a file casts to half; ``around``: the functions and classes there. ``loads``: it is read from what is stored,
+    in that dtype, and its buffers as they are."""
+
+    line: int
+    node: ast.expr
+    around: tuple[Definition, ...]
+    loads: bool = False
+
+
 class Bearers:
     """The objects of one project. ``leads``: whether a file leads to another by imports; ``importers``: who imports a file;
     ``text``: a file without its documentation; ``taken``: the file that a name of a package comes from."""
@@ -69,26 +93,20 @@ class Bearers:
         self.text = text
         self.taken = taken
         self._trees: dict[Path, ast.Module | None] = {}
+        self._imported: dict[Path, dict[str, tuple[ast.Import | ast.ImportFrom, ast.alias]]] = {}
         self._answers: dict[tuple[Path, int, Path], bool] = {}
 
-    def holds(self, path: Path, line: int, near: Path) -> bool:
-        """Whether what a line of a file casts may hold code of the file ``near``."""
-        key = (path, line, near)
+    def holds(self, cast: Cast, path: Path, near: Path) -> bool:
+        """Whether what a file casts may hold code of the file ``near``."""
+        key = (path, id(cast.node), near)
         if key not in self._answers:
-            tree = self.tree(path)
-            cast = list(cast_at(tree, line)) if tree is not None else []
-            # A line that casts no object speaks of a setting, which may be anybody's.
-            self._answers[key] = (not cast and b"torch_dtype" not in self.line(path, line)) or any(
-                Following(self, near).part(receiver, Spot(path, around, line)) for receiver, around in cast
-            )
+            self._answers[key] = Following(self, near).part(cast.node, Spot(path, cast.around, cast.line))
         return self._answers[key]
 
-    def is_frozen(self, path: Path, line: int) -> bool:
-        """Whether a file takes what a line of it casts out of training."""
-        tree = self.tree(path)
-        text = self.text(path).decode("utf-8", "replace")
-        receivers = [ast.unparse(receiver) for receiver, _ in (cast_at(tree, line) if tree is not None else ())]
-        return any(re.search(rf"(?<![\w.]){re.escape(one)}{FROZEN}", text) is not None for one in receivers)
+    def is_frozen(self, cast: Cast, path: Path) -> bool:
+        """Whether a file takes what it casts out of training."""
+        object_ = re.escape(ast.unparse(cast.node))
+        return re.search(rf"(?<![\w.]){object_}{FROZEN}", self.text(path).decode("utf-8", "replace")) is not None
 
     def tree(self, path: Path) -> ast.Module | None:
         if path not in self._trees:
@@ -99,8 +117,23 @@ class Bearers:
                     self._trees[path] = self.project.syntax(path, data)
         return self._trees[path]
 
-    def line(self, path: Path, line: int) -> bytes:
-        return (self.text(path).split(b"\n") + [b""] * line)[line - 1]
+    def imported(self, name: str, path: Path) -> Path | str | None:
+        """The file that a name of a file is imported from, the name of an outside library, or None for what is not imported."""
+        if path not in self._imported:
+            self._imported[path] = {}
+            for node in walk(tree) if (tree := self.tree(path)) is not None else ():
+                if isinstance(node, (ast.Import, ast.ImportFrom)):
+                    for alias in node.names:
+                        self._imported[path].setdefault(alias.asname or alias.name.partition(".")[0], (node, alias))
+        if name not in self._imported[path]:
+            return None
+        node, alias = self._imported[path][name]
+        if isinstance(node, ast.Import):
+            return self.project.resolve(alias.name, 0, path) or alias.name
+        target = self.project.resolve(node.module or "", node.level, path)
+        if target is not None and target.name == "__init__.py":
+            target = self.taken(target, alias.name)
+        return target or (None if node.level else node.module)
 
     def by_name(self, path: Path) -> bool:
         return BY_NAME.search(self.text(path)) is not None
@@ -149,7 +182,10 @@ class Following:
         self.seen.add(key)
         bindings = bound(scope, name, spot.line)
         given = [self.part(value, Spot(spot.path, spot.around, value.lineno)) for value in bindings]
-        always = bool(bindings) and bindings[0] in [each.value for each in scope.body if isinstance(each, ast.Assign)]
+        first = bindings[0].lineno if bindings else 0
+        always = any(
+            isinstance(each, ast.Assign) and each.lineno <= first <= (each.end_lineno or first) for each in scope.body
+        )
         if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)) and name in parameters(scope) and not always:
             given.append(self.argument(scope, name, spot))
         if given:
@@ -158,25 +194,8 @@ class Following:
             return self.name(name, spot.outer)
         if any(isinstance(each, Definition) and each.name == name for each in walk(tree)):
             return self.file(spot.path)
-        target = self.imported(name, spot)
+        target = self.bearers.imported(name, spot.path)
         return target is None or (isinstance(target, Path) and self.file(target))
-
-    def imported(self, name: str, spot: Spot) -> Path | str | None:
-        """The file that a name is imported from, the name of an outside library, or None for what is not imported."""
-        tree = self.bearers.tree(spot.path)
-        for node in walk(tree) if tree is not None else ():
-            if not isinstance(node, (ast.Import, ast.ImportFrom)):
-                continue
-            for alias in node.names:
-                if (alias.asname or alias.name.partition(".")[0]) != name:
-                    continue
-                module = (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
-                level = node.level if isinstance(node, ast.ImportFrom) else 0
-                path = self.bearers.project.resolve(module, level, spot.path)
-                if path is not None and path.name == "__init__.py" and isinstance(node, ast.ImportFrom):
-                    path = self.bearers.taken(path, alias.name)
-                return path or (None if level else module)
-        return None
 
     def argument(self, function: FunctionDef, name: str, spot: Spot) -> bool:
         """Whether any call hands such an object to a parameter; where none is found, anybody may."""
@@ -221,7 +240,7 @@ class Following:
             root = root.func if isinstance(root, ast.Call) else root.value
         if not isinstance(root, ast.Name) or root.id == "super":
             return True
-        outside = isinstance(self.imported(root.id, spot), str) and not any(
+        outside = isinstance(self.bearers.imported(root.id, spot.path), str) and not any(
             bound(scope, root.id) for scope in spot.around
         )
         if outside or root.id in ("getattr", "list", "dict", "next", "iter", "zip", "enumerate", "sorted", "map"):
@@ -229,22 +248,6 @@ class Following:
         if root.id == "self":
             return self.name("self", spot)
         return self.part(root, spot) or any(self.part(each, spot) for each in handed)
-
-
-def cast_at(tree: ast.Module, line: int) -> Iterator[tuple[ast.expr, tuple[Definition, ...]]]:
-    """The objects that a line casts, with what is around them: of ``x.half()`` x, of ``X.from_pretrained(…, dtype=…)`` what it gives."""
-    for call, around in calls_with_surroundings(tree):
-        if not call.lineno <= line <= (call.end_lineno or line):
-            continue
-        if isinstance(call.func, ast.Attribute) and call.func.attr in CASTS and call.func.value.end_lineno == line:
-            yield call.func.value, around
-        elif any(
-            each.arg in ("torch_dtype", "dtype")
-            and line in (each.value.lineno, call.func.end_lineno)
-            and not WIDE.search(ast.unparse(each.value))
-            for each in call.keywords
-        ):
-            yield call, around
 
 
 def calls_with_surroundings(
@@ -305,9 +308,22 @@ def bindings(statement: ast.stmt, name: str) -> Iterator[ast.expr]:
             targets, value = [node.optional_vars], node.context_expr
         else:
             continue
-        names = (each for target in targets for each in walk(target) if isinstance(each, ast.Name))
-        if any(each.id == name and isinstance(each.ctx, ast.Store) for each in names):
+        for target in targets:
+            yield from unpacked(target, value, name)
+
+
+def unpacked(target: ast.expr, value: ast.expr, name: str) -> Iterator[ast.expr]:
+    """What a target sets a variable to: a value, the one at its place of several, or an element of it."""
+    if isinstance(target, ast.Name):
+        if target.id == name:
             yield value
+    elif isinstance(target, (ast.Tuple, ast.List)):
+        several = value.elts if isinstance(value, (ast.Tuple, ast.List)) else ()
+        for index, each in enumerate(target.elts):
+            element: ast.expr = ast.copy_location(ast.Subscript(value, ast.Constant(index)), value)
+            yield from unpacked(each, several[index] if len(several) == len(target.elts) else element, name)
+    elif isinstance(target, ast.Starred):
+        yield from unpacked(target.value, value, name)
 
 
 def attributes_set(tree: ast.Module, name: str) -> Iterator[tuple[ast.expr, tuple[Definition, ...]]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from precisionlint.findings import Place
 from precisionlint.source.flow.bearers import Bearers
+from precisionlint.source.flow.casts import Casts
 from precisionlint.source.flow.unused import Unused
 from precisionlint.source.parsing import REMARK
 from precisionlint.source.project import Project
@@ -24,9 +25,6 @@ from precisionlint.valueflow import Shows
 FILES = 5_000
 """How many files of a project are looked at."""
 
-MODEL = rb"(?<!\w)\w*(?:[Mm]odel|AutoModel\w*|[Nn]et|unet\w*|transformer|encoder\w*|decoder|backbone|generator|module|self|critic|policy)"
-"""What a model is called. It begins where a word does: a long run of letters would be gone through from each of them."""
-MOVED = rb"(?:\.(?:cuda|to|train|eval|requires_grad_|from_pretrained|from_config)\([^()\n]*\))*"
 COMPILED = rb"(?<!_cuda)(?<!_cpp)(?<!_ext)(?<!_C)(?<!_module)(?<!_backend)(?<!_lib)(?<!kernels)"
 """Not after a module of compiled code: its ``backward`` is one of an op."""
 TRAINS = re.compile(
@@ -42,15 +40,6 @@ RUNS = re.compile(rb"\.backward\(|\bTrainer\(|LightningCLI\(|\.fit\(")
 """What a trainer steps, and what makes one."""
 OF_TORCH = rb"(?<!\bte\.)(?<!transformer_engine\.)(?<!fp8_)(?<!\bdef )(?<!\bclass )"
 """What does not stand before ``autocast``: Transformer Engine's regions are of FP8, and leave other ops as they are."""
-CAST = (
-    MODEL
-    + rb"(?:\([^()\n]*\))?"
-    + MOVED
-    + rb"\.(?:half\(\)|bfloat16\(\)|to\([^)\n]*(?:float16|bfloat16|torch\.half|dtype\b))"
-    rb"|set_default_dtype\(\s*(?:torch\.)?b?(?:float16|half)|bf16-true|16-true|\.convert_to_fp16\(\)"
-    rb"|Float16Module|FP16_?Optimizer|\bpure_(?:half|bf16|fp16)|\.half\(\)\.cuda\(\)"
-)
-"""What casts a whole model, its buffers with it."""
 PATTERNS = {
     "training": TRAINS,
     "fp16": re.compile(
@@ -67,29 +56,31 @@ PATTERNS = {
         rb"[^\n]*:[ \t]*\n(?:[^\n]*\n){0,8}?[^\n]*(?:loss|criterion|targets?\b)"
     ),
     "half parameters": re.compile(
-        CAST + rb"|\btorch_dtype\s*=|\bfrom_(?:pretrained|config)\([^()]*\bdtype\s*=\s*torch\.(?:b?float16|half)\b"
+        rb"set_default_dtype\(\s*(?:torch\.)?b?(?:float16|half)|bf16-true|16-true|\.convert_to_fp16\(\)"
+        rb"|Float16Module|FP16_?Optimizer|\bpure_(?:half|bf16|fp16)"
     ),
     "a device with its index": re.compile(
         rb"['\"](?:cuda|xpu|npu|hip):(?:\d|\{|['\"])|\btorch\.device\(\s*['\"](?:cuda|xpu|npu|hip)['\"]\s*,"
     ),
     "half copies": re.compile(rb"\bparam_dtype\s*=(?!\s*torch\.float(?:32)?\b)"),
+    "dtypes": re.compile(
+        rb"\.dtype\b|\btype_as\(|\bdtype\s*=\s*dtype\b|\b\w+\.float\(\)\.\w|b?float16\b|\.half\(\)|\.to\(tl\.float32\)"
+    ),
 }  # fmt: skip
+"""What a file says. Of dtypes: what only code writes that meets others than fp32. (``.float()`` by itself makes numbers of integers too.)"""
 WORDS: dict[str, tuple[bytes, ...]] = {
+    "training": (b"backward(", b"rainer", b"LightningModule", b".fit(", b"_step("),
+    "dtypes": (b"dtype", b"type_as", b"float", b"half"),
     "a device with its index": (b"cuda", b"xpu", b"npu", b"hip"),
     "half autocast": (b"autocast", b"mixed"),
     "loss under autocast": (b"autocast",),
-    "half parameters": (b"16", b"half", b".to("),
+    "half parameters": (b"16", b"half"),
     "half copies": (b"param_dtype",),
 }
 """What a file must hold for the slower patterns to match anywhere in it."""
-ASIDE = re.compile(rb"save\w*\(|state_dict\(|copy\(|export|onnx|\beval\(\)", re.I)
-"""What says in the same line that a cast is done to a copy: for a file, or to look at."""
-CASTS = {"half parameters": PATTERNS["half parameters"], "half buffers": re.compile(CAST)}
-"""What is shown by a cast of a model that may hold the code at hand; what shows the second shows the first."""
-DTYPE_AWARE = re.compile(
-    rb"\.dtype\b|\btype_as\(|\bdtype\s*=\s*dtype\b|\b\w+\.float\(\)\.\w|b?float16\b|\.half\(\)|\.to\(tl\.float32\)"
-)
-"""What only code writes that meets other dtypes than fp32. (``.float()`` by itself makes numbers of integers as well.)"""
+CASTS = frozenset({"half parameters", "half buffers"})
+"""What is shown by a setting that casts all models, or by a cast of one that may hold the code at hand; what shows the second shows the
+first."""
 TEXT = re.compile(rb'"{3}(?:[^\\]|\\.)*?"{3}' + rb"|'{3}(?:[^\\]|\\.)*?'{3}", re.S)
 """Documentation: what it speaks of, the program need not do."""
 COMMENT = re.compile(REMARK.encode(), re.M)
@@ -143,7 +134,7 @@ class Evidence:
 
     def __init__(self, project: Project) -> None:
         self.project = project
-        self._lines: dict[Path, dict[str, int]] = {}
+        self._lines: dict[tuple[str, Path], int | None] = {}
         self._programs: dict[Path, list[Path]] = {}
         self._callers: dict[Path, list[Path]] = {}
         self._registered: dict[Path, bool] = {}
@@ -152,10 +143,11 @@ class Evidence:
         self._reached: dict[Path, frozenset[Path]] = {}
         self._under_autocast: dict[Path, bool] = {}
         self.bearers = Bearers(project, self.leads, self.importing, self.text, self.taken)
+        self.casts = Casts(self.bearers)
 
     def handled(self, where: Place, near: Path, display: str) -> bool:
         """Whether a place shows no more than that a library's file handles dtypes."""
-        return not self.trains and (where.path, where.line) == (display, self.lines(near).get("dtypes"))
+        return not self.trains and (where.path, where.line) == (display, self.first("dtypes", near))
 
     def shows(self, need: Shows, near: Path, display: str) -> Place | None:
         """Where a program of the file at ``near`` shows what is needed (named ``display`` in its place); None if nothing does.
@@ -165,7 +157,7 @@ class Evidence:
         """
         files = self.asked(need, near)
         if files is None:
-            line = 1 if need.what == "training" else self.lines(near).get("dtypes")
+            line = 1 if need.what == "training" else self.first("dtypes", near)
             return Place(display, line, 1, line, 1) if line is not None else None
         for what in KINDS.get(need.what, (need.what,)):
             for path in files:
@@ -179,7 +171,7 @@ class Evidence:
         programs = self.programs(near)
         if need.elsewhere:
             return self.all_of(near)[1:]
-        if any("training" in self.lines(path) for path in programs):
+        if any(self.first("training", path) is not None for path in programs):
             return [*programs, *(self.files if self.is_registered(near) else ())]
         if need.what in SEEN_ONLY:
             return [*programs, *self.callers(near)]  # a loss, or a device, may come by a name
@@ -189,48 +181,49 @@ class Evidence:
 
     def line_of(self, need: Shows, what: str, path: Path, near: Path) -> int | None:
         """Where a file shows it to the one at hand."""
-        lines = self.lines(path)
-        if ("half parameters" if what in CASTS else what) not in lines or (need.bare and self.under_autocast(path)):
+        line = self.first("half parameters" if what in CASTS else what, path)
+        if (line is None and what not in CASTS) or (need.bare and self.under_autocast(path)):
             return None
-        if need.what in IN_TRAINING and path != near and "training" not in lines:
+        if need.what in IN_TRAINING and path != near and self.first("training", path) is None:
             return None
         if need.what == "half gradients" and path != near and not OPTIMIZES.search(self.text(path)):
             return None  # gradients of what it casts are not its to step: a frozen model that others learn from
         if what in CASTS:
             if path != near and self.trains and not any(self.leads(one, path) for one in self.training):
                 return None  # what no program that trains runs: for inference
-            return self.cast(path, near, what, trained=need.what == "half gradients")
-        if what in SPOKEN and not self.takes_part(path, near):
-            return None
-        return lines[what]
+            cast = self.cast(path, near, what, trained=need.what == "half gradients")
+            return min((each for each in (line, cast) if each is not None), default=None)
+        return None if what in SPOKEN and not self.takes_part(path, near) else line
 
     def takes_part(self, path: Path, near: Path) -> bool:
         """Whether what a file says of half precision may be of this one: it trains or sets what a program does, it is led to from there, or
         leads there, from a file that trains or as one that has another step. What else stands beside it has dtypes of its own."""
         if self.leads(near, path) or SETTINGS.search(path.stem):
             return True
-        if "training" in self.lines(path):  # a file with a model of its own trains that one
+        if self.first("training", path) is not None:  # a file with a model of its own trains that one
             return self.leads(path, near) or path in self.programs(near) or not MODULE.search(self.text(path))
         if not self.leads(path, near):
             return False
         optimizes = OPTIMIZES.search(self.text(path)) is not None
-        training = (one for one in self.programs(near) if "training" in self.lines(one))
+        training = (one for one in self.programs(near) if self.first("training", one) is not None)
         return any(self.leads(one, path) or (optimizes and self.leads(path, one)) for one in training)
 
     def cast(self, path: Path, near: Path, what: str, *, trained: bool) -> int | None:
         """The first line in which a file casts an object that may hold the code at hand; where that is no module's, any object. ``trained``:
         one that gets gradients, whatever its code is."""
-        found = lines_of(CASTS[what], self.text(path), ASIDE)
-        if trained:
-            return next((line for line in found if not self.bearers.is_frozen(path, line)), None)
-        if not MODULE.search(self.text(near)):
-            return next(found, None)
-        return next((line for line in found if self.bearers.holds(path, line, near)), None)
+        is_module = MODULE.search(self.text(near)) is not None
+        for cast in self.casts.of(path):
+            if cast.loads and what == "half buffers":
+                continue
+            counts = not self.bearers.is_frozen(cast, path) if trained else self.bearers.holds(cast, path, near)
+            if counts or not (trained or is_module):
+                return cast.line
+        return None
 
     def under_autocast(self, path: Path) -> bool:
         """Whether the programs of a file run under autocast: it says so, or one of those that train with it."""
         if path not in self._under_autocast:
-            training = (one for one in self.programs(path) if one == path or "training" in self.lines(one))
+            training = (one for one in self.programs(path) if one == path or self.first("training", one) is not None)
             self._under_autocast[path] = any(next(lines_of(AUTOCAST, self.text(one)), None) for one in training)
         return self._under_autocast[path]
 
@@ -322,29 +315,30 @@ class Evidence:
     @cached_property
     def training(self) -> list[Path]:
         """The files of the project that train."""
-        return [path for path in self.files if "training" in self.lines(path)]
+        return [path for path in self.files if self.first("training", path) is not None]
 
     @cached_property
     def trains(self) -> bool:
         """Whether anything in the project trains; else it is a library, and its callers decide on dtypes."""
         return bool(self.training)
 
-    def lines(self, path: Path) -> dict[str, int]:
-        """What a file shows, and in which line first."""
-        if path not in self._lines:
-            found: dict[str, int] = {}
-            data = self.text(path)
-            for what, pattern in {**PATTERNS, "dtypes": DTYPE_AWARE}.items():
-                if what in WORDS and not any(word in data for word in WORDS[what]):
-                    continue
-                told = data
-                if what == "training" and b"\ndef " in data:
-                    told = SELF_TEST.sub(lambda text: b"\n" * text[0].count(b"\n"), data)
-                line = next(lines_of(pattern, told, ASIDE if what in CASTS else None), None)
-                if line is not None:
-                    found[what] = line
-            self._lines[path] = found
-        return self._lines[path]
+    def first(self, what: str, path: Path) -> int | None:
+        """The first line in which a file shows something of ``PATTERNS``."""
+        key = (what, path)
+        if key not in self._lines:
+            self._lines[key] = self.found(what, path) if self.holds_any(WORDS.get(what), path) else None
+        return self._lines[key]
+
+    def found(self, what: str, path: Path) -> int | None:
+        data = self.text(path)
+        if what == "training" and b"\ndef " in data:
+            data = SELF_TEST.sub(lambda text: b"\n" * text[0].count(b"\n"), data)
+        return next(lines_of(PATTERNS[what], data), None)
+
+    def holds_any(self, words: tuple[bytes, ...] | None, path: Path) -> bool:
+        """Whether a file holds any of these words, be it in its documentation."""
+        data = self.project.read(path) or b""
+        return words is None or any(word in data for word in words)
 
     def text(self, path: Path) -> bytes:
         """A file without its documentation."""
@@ -467,11 +461,9 @@ def reached(starts: list[Path], edges: dict[Path, list[Path]]) -> list[Path]:
     return todo
 
 
-def lines_of(pattern: re.Pattern[bytes], data: bytes, unless: re.Pattern[bytes] | None = None) -> Iterator[int]:
-    """The lines that a pattern matches outside a comment; ``unless`` another does as well."""
+def lines_of(pattern: re.Pattern[bytes], data: bytes) -> Iterator[int]:
+    """The lines that a pattern matches outside a comment."""
     for match in pattern.finditer(data):
         start = data.rfind(b"\n", 0, match.start()) + 1
-        if unless is not None and unless.search(data[start:].partition(b"\n")[0]):
-            continue
         if b"#" not in data[start : match.start()]:
             yield data.count(b"\n", 0, match.start()) + 1
