@@ -49,6 +49,12 @@ EVALUATION = re.compile(
 NO_GRAD = re.compile(r"\s*@[\w.]*(?:no_grad|inference_mode)")
 TRAINS = re.compile(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_grad|optim", re.I)
 WEIGHTS = re.compile(r"parameters\(|state_dict\(")
+LEFT_HALF = re.compile(
+    r"^[ \t]*(?:([\w.]*(?:[Mm]odel|[Nn]et))[ \t]*=[ \t]*\1|[\w.]+)(?:\.\w+\([^()\n]*\))*"
+    r"\.(?:half\(\)|bfloat16\(\)|to\([^()\n]*(?:float16|half|dtype)[^()\n]*\))",
+    re.M,
+)
+"""A statement that casts a model in place, which is still half when the function has ended."""
 SMALL = 5
 """Functions of up to so many lines are always entered: getters and switches are what conditions are made of."""
 
@@ -199,14 +205,23 @@ class ProjectModule:
             own = self.project.names_own(source, (0, len(source)))
             above = function.name == "__init__" and "super(" in source  # which makes what that of a class above does
             self._triggered[function] = own or above or TRIGGER.found(source)
-            evaluates = bool(EVALUATION.search(function.name) or EVALUATION.search(self.path.stem))
+            evaluates = self.evaluates(function)
             if evaluates or NO_GRAD.match(source):
-                # What only evaluates trains nothing, whatever it casts; without gradients weights are averaged and copied.
-                self._triggered[function] = bool(TRAINS.search(source) or (not evaluates and WEIGHTS.search(source)))
+                # What only evaluates trains nothing, whatever copies it casts; without gradients weights are averaged and copied.
+                changes = TRAINS.search(source) or LEFT_HALF.search(source)
+                self._triggered[function] = bool(changes or (not evaluates and WEIGHTS.search(source)))
                 if not self._triggered[function]:
                     return False
             self._triggered[function] = self._triggered[function] or self.reaches(function, "event")
         return self._triggered[function]
+
+    def evaluates(self, function: p.Function) -> bool:
+        """Whether a function evaluates, by its name or its file's."""
+        return bool(EVALUATION.search(function.name) or EVALUATION.search(self.path.stem))
+
+    def only_evaluates(self, function: p.Function) -> bool:
+        """Whether it speaks of nothing besides that training does."""
+        return self.evaluates(function) and not TRAINS.search(self.source_of(function))
 
     def span(self, node: ast.AST) -> tuple[int, int, int, int] | None:
         """Where a node stands: its first line and column, its last line and the column after it, columns in characters from 1. Of a

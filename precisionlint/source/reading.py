@@ -258,6 +258,8 @@ class Reader(Struct, frozen=True):
             if trains:
                 training.append(method)
                 continue
+            if method.module.only_evaluates(method.function):
+                continue  # what it leaves is found by those that call it: others need not come after it
             # What a method that prepares leaves in the object, the methods that train find there.
             after = self.run_method(bases, method, obj, SHARE)
             bases = self.thin([*after, *(base for base in bases if not any(opens(one, base, obj) for one in after))])

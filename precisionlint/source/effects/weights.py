@@ -208,6 +208,8 @@ def module_method(it: Interpreter, state: State, instr: p.Call, receiver: Value,
         wanted = argument(args, 9, "dtype")
         if wanted is None:
             wanted = next((v for k, v in args if k is None and (dtype_of(v) or looked_up(v))), None)
+        if wanted is None and any(is_read(value) for _, value in args) and is_model(it, state, receiver):
+            return one(state, take(it, state, instr, receiver, "unknown", ".to(a dtype that was read)"))
         for branch, chosen in choices(it, state, wanted):
             dtype = dtype_in(branch, chosen)
             after = receiver if dtype is None else take(it, branch, instr, receiver, dtype, f".to({dtype})")
@@ -218,6 +220,11 @@ def module_method(it: Interpreter, state: State, instr: p.Call, receiver: Value,
         weights = frozenset({weight_path(it, receiver)})
         it.emit(state, WeightsTake(it.where(state, instr.at), when(state), weights, None, "requires_grad_", trainable))
     return one(state, receiver)
+
+
+def is_read(value: Value) -> bool:
+    """``next(model.parameters()).dtype``"""
+    return isinstance(value, Sym) and value.key[0] == "attr" and value.key[2] == "dtype"
 
 
 def looked_up(value: Value) -> bool:
