@@ -195,13 +195,49 @@ def promote(left: Dtypes, right: Dtypes) -> Dtypes:
     return frozenset(_promoted(a, b) for a in left for b in right)
 
 
+def promote_all(values: Sequence[Value]) -> Dtypes:
+    """The dtypes of what is put together of several values; a Python number takes the others'."""
+    return reduce(promote, [value.dtypes for value in values], NUMBER) if values else UNKNOWN
+
+
 def promote_values(values: Sequence[Value]) -> Dtypes:
-    """The dtypes of an elementwise op over values: as ``promote``, and a Python float makes integers fp32. (A tensor without dimensions,
-    which gives way like a number, is taken for any other.)"""
-    dtypes = reduce(promote, [value.dtypes for value in values], NUMBER) if values else UNKNOWN
-    if any(value.op == "constant" and isinstance(value.constant, float) for value in values):
+    """The dtypes of an elementwise op over values: as ``promote``, and a Python float makes integers fp32. A tensor without dimensions gives
+    way to those that have some, like a number."""
+    scalars = [value for value in values if without_dimensions(value)]
+    kept = [value for value in values if not any(value is each for each in scalars)]
+    if not kept or all(value.dtypes == NUMBER for value in kept):
+        kept, scalars = list(values), []
+    dtypes = promote_all(kept)
+    floats = any(value.op == "constant" and isinstance(value.constant, float) for value in values)
+    if floats or any(value.dtypes.isdisjoint(INTEGERS) for value in scalars):
         return frozenset("float32" if atom in INTEGERS or atom == "bool" else atom for atom in dtypes)
     return dtypes
+
+
+SCALAR_TENSORS = frozenset({"tensor", "as_tensor", "scalar_tensor"})
+"""What makes a tensor without dimensions of a number."""
+OF_SCALARS = frozenset({"cast", "view", "sqrt", "rsqrt", "reciprocal", "neg", "exp", "log", "square_pow"})
+"""What leaves a tensor without dimensions as it is in that."""
+RESHAPED = frozenset({"view", "reshape", "expand", "expand_as", "unsqueeze", "repeat", "tile", "broadcast_to"})
+HELD = frozenset({"attribute", "index", "many", "items"})
+"""What may be several numbers although it is called one: an entry of a configuration."""
+
+
+def is_size(value: Value) -> bool:
+    """Whether a value is ``x.shape[0]``."""
+    return value.op == "index" and bool(value.inputs) and value.inputs[0].op == "size"
+
+
+def without_dimensions(value: Value) -> bool:
+    """Whether a value is a tensor made of one number, or a root, a cast … of that."""
+    for _ in range(6):
+        if value.op in SCALAR_TENSORS:
+            held = value.inputs[0] if value.inputs else None
+            return held is not None and held.dtypes == NUMBER and (held.op not in HELD or is_size(held))
+        if value.op not in OF_SCALARS or not value.inputs or (value.op == "view" and value.name in RESHAPED):
+            return False
+        value = value.inputs[0]
+    return False
 
 
 def agreed(values: Sequence[Value]) -> Dtypes:

@@ -41,6 +41,10 @@ OPERATORS = (
     "x * x", "x > 0", "x + mask", "n + 1", "n * 0.5", "n / 2", "n // 2", "n ** 2", "n * 1.0", "10000 ** (n / 4)", "n + n", "mask * x",
     "x[0]", "x[:, None]", "x.T @ w", "(x * w).softmax(-1)", "x.float() @ w", "x.float().sum()", "x.sum() * 0.5", "sum([x, w])", "abs(x)",
     "x.pow(2).mean(-1, keepdim=True)", "x * (x * x).mean(-1, keepdim=True) ** -0.5", "(x if x.sum() > 0 else x * 2)",
+    "2 * torch.pi * x", "x * torch.tensor(2.0)", "torch.tensor(2) * x", "x / torch.sqrt(torch.tensor(4.0))", "x / torch.tensor(4).float()",
+    "x @ x.T / torch.sqrt(torch.tensor(x.shape[-1]))", "torch.max(x, torch.tensor(0.5))", "torch.maximum(x, torch.tensor(0.5))",
+    "torch.where(mask, x, torch.tensor(0.0))", "n * torch.tensor(2.0)", "n * torch.tensor(2)", "x * torch.tensor([2.0])",
+    "x + torch.tensor(0.5).expand(4)", "torch.tensor(0.5) + 1", "torch.stack([x.sum(), torch.tensor(1.0)])",
 )  # fmt: skip
 
 

@@ -250,7 +250,7 @@ def fitting(constant: float) -> str:
 
 SHOWN = frozenset({"view", "either", "index", "attribute", "cast"})
 """What shows a product again: a cast of what has overflowed comes too late."""
-BETWEEN = frozenset({"masked_fill", "add", "sub", "where", "clamp", "dropout"})
+BETWEEN = frozenset({"masked_fill", "add", "sub", "where", "clamp", "dropout", "max", "maximum"})
 """What else may stand between scores and their softmax."""
 BOUNDED = frozenset({"softmax", "sigmoid", "tanh", "normalize", "layer_norm", "rms_norm", "norm", "mul", "div"})
 """What keeps the operands of a product small, or scales them before it."""
@@ -307,7 +307,9 @@ def scales_down(factor: Value, op: str) -> bool:
     known = number(factor)
     if known is not None:
         return abs(known) < 1.0 if op == "mul" else abs(known) > 1.0
-    return find(factor, lambda v: v.op in MADE or bool(UPWARDS.search(v.name)), limit=24) is None
+    # The root of a width is a number, whatever it is the width of.
+    upwards = find(factor, lambda v: v.op in MADE or bool(UPWARDS.search(v.name)), lambda v: v.op == "size", 24)
+    return upwards is None
 
 
 def dequantised(value: Value, scope: Scope) -> Iterator[Any]:

@@ -23,6 +23,7 @@ from precisionlint.source.flow.words import (
     NO_TENSOR,
     annotated,
     ast_name,
+    foreign,
     is_decided,
     is_device,
     is_number,
@@ -285,7 +286,7 @@ class Frame:
         match obj.op:
             case "external":
                 full = self.flow.apis.canonical(f"{obj.name}.{name}")
-                value = Value("external", at=self.at(node), name=full)
+                value = foreign(full, self.at(node))
                 if full.startswith(("torch.backends.", *AMP)):
                     self.tell(Touched(self.at(node), (), full, None, self.scope))
                 return value
@@ -474,8 +475,7 @@ class Frame:
             if isinstance(part, ast.FormattedValue):
                 self.expr(part.value)
         first = node.values[0] if node.values else None
-        prefix = first.value if isinstance(first, ast.Constant) else ""
-        return Value("text", at=self.at(node), name=str(prefix))
+        return Value("text", at=self.at(node), name=str(first.value) if isinstance(first, ast.Constant) else "")
 
     def unary(self, node: ast.UnaryOp) -> Value:
         value = self.expr(node.operand)

@@ -8,10 +8,23 @@ from typing import TYPE_CHECKING
 
 from precisionlint.source.flow.heap import NOTHING, instance
 from precisionlint.source.flow.words import is_number
-from precisionlint.valueflow import BOOL, NUMBER, Value, constant, number, promote_values
+from precisionlint.valueflow import (
+    BOOL,
+    INT64,
+    NUMBER,
+    UNKNOWN,
+    Dtypes,
+    Value,
+    constant,
+    is_size,
+    number,
+    promote_values,
+)
 
 if TYPE_CHECKING:
     from precisionlint.source.flow.evaluate import Frame
+
+FLOAT32: Dtypes = frozenset({"float32"})
 
 
 def builtin(frame: Frame, name: str, args: list[Value], node: ast.Call) -> Value:
@@ -60,3 +73,13 @@ def folded_math(name: str, args: list[Value]) -> Value | None:
         return constant(getattr(math, name)(given))
     except (ValueError, OverflowError):
         return None
+
+
+def dtypes_of_numbers(held: Value | None) -> Dtypes:
+    """The dtypes of a tensor that is made of Python numbers; what else it is made of may have any."""
+    if held is None:
+        return UNKNOWN
+    if type(held.constant) is int or held.op == "size" or is_size(held):
+        return INT64
+    of_floats = held.op == "tuple" and all(type(each.constant) is float for each in held.inputs)
+    return FLOAT32 if of_floats or held.op in ("constant", "number") else UNKNOWN

@@ -12,7 +12,7 @@ from precisionlint.events import Event
 from precisionlint.source.flow.evaluate import Frame
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Function, Source, Spent, instance
 from precisionlint.source.flow.remembered import Remembered
-from precisionlint.source.flow.words import TEST_FILE, Asked, calls, words_of
+from precisionlint.source.flow.words import TEST_FILE, Asked, calls, foreign, words_of
 from precisionlint.source.root import file_of
 from precisionlint.valueflow import HALF, WIDE, Called, Ended, Scope, Touched, Value
 
@@ -210,7 +210,7 @@ class Flow:
         outside = module if name is None else f"{module}.{name}" if module else (name or "")
         path = source.project.resolve(module, level, source.file.path)
         if path is None:
-            return Value("external", name=self.apis.canonical(outside))
+            return foreign(self.apis.canonical(outside))
         if name is not None and self.apis.own:
             acts = self.apis.own.get(f"{source.project.name_of(path)}.{name}")
             if acts is not None:

@@ -12,7 +12,7 @@ from precisionlint.source.flow.devices import also_place, placed
 from precisionlint.source.flow.heap import NOTHING
 from precisionlint.source.flow.joins import element
 from precisionlint.source.flow.losses import outside_loss
-from precisionlint.source.flow.python_calls import folded_math
+from precisionlint.source.flow.python_calls import dtypes_of_numbers, folded_math
 from precisionlint.source.flow.words import ast_name, outlives, wants_wide_gradients
 from precisionlint.valueflow import (
     BOOL,
@@ -36,6 +36,7 @@ from precisionlint.valueflow import (
     lowered,
     may_be_half,
     promote,
+    promote_all,
     promote_values,
 )
 
@@ -260,7 +261,7 @@ def compute(frame: Frame, name: str, inputs: list[Value], options: dict[str, Val
         if lists and lists[0].op == "either":
             lists = lists[0].inputs
         parts = tuple(part for each in lists for part in (each.inputs if each.op in ("tuple", "many") else (each,)))
-        return Value("stack", parts, promote_values(parts), at, name)
+        return Value("stack", parts, promote_all(parts), at, name)
     if name == "_foreach_norm" and inputs:
         norm = frame.made("norm", [element(inputs[0], at), *inputs[1:]], own, node, name, options)
         return Value("many", (norm,), norm.dtypes, at)
@@ -308,8 +309,7 @@ def factory(frame: Frame, name: str, inputs: list[Value], options: dict[str, Val
     if name in ops.FACTORIES:
         default = frozenset({"float32"})
         if name in ("tensor", "as_tensor", "full"):
-            held = inputs[-1] if inputs else None
-            default = UNKNOWN if held is None or held.op not in ("constant", "number") else default
+            default = dtypes_of_numbers(inputs[-1] if inputs else None)
         return frame.made(name, inputs, dtype_option(options, default), node, name, options)
     if name in ("finfo", "iinfo"):
         return Value(name, tuple(inputs), UNKNOWN, frame.at(node), name)
@@ -325,7 +325,7 @@ def same_dtype(
     if family == "embedding" and len(inputs) > 1:
         dtypes = inputs[1].dtypes
     if family in ("max", "min") and len(inputs) > 1 and inputs[1].op != "constant":
-        dtypes = promote(dtypes, inputs[1].dtypes)
+        dtypes = promote_values(inputs[:2])
     return frame.made(family, inputs, dtype_option(options, dtypes), node, name, options)
 
 

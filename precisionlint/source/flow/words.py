@@ -43,6 +43,8 @@ NO_TENSOR = frozenset(
     }
 )
 """What of values is no tensor."""
+NUMBERS_OF = re.compile(r"^(?:math|cmath|numpy|torch)\.(?:pi|e|tau|inf|nan)$")
+"""Numbers that modules hold."""
 CALLED = frozenset({"function", "instance", "module", "external", "constructed", "layer"})
 """What is called in the place of the other, where a branch or a setting chose one: a layer or the identity, one loss or another."""
 
@@ -70,6 +72,11 @@ CAUGHT = frozenset(
 TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$")
 TEST_PATH = re.compile(rf"(?:^|/)tests?/|{TEST_FILE.pattern}")
 """A file of tests, and a file that lies among tests."""
+
+
+def foreign(name: str, at: Any = None) -> Value:
+    """A name of an outside API: a module, a function, a class, or a number such as ``math.pi``."""
+    return Value("external", (), NUMBER if NUMBERS_OF.search(name) else UNKNOWN, at, name)
 
 
 def is_number(value: Any) -> bool:
