@@ -1,0 +1,111 @@
+"""Arithmetic in half: what is normalised by hand, by the root of a mean of squares or by a standard deviation. The patterns and the grades are
+those of ``half_arithmetic``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from precisionlint.checks.base import Automaton, Change, Family, Remedy, Seen
+from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, kept_in, mean_of_squares, trains
+from precisionlint.valueflow import (
+    UNKNOWN,
+    Computed,
+    Scope,
+    Shows,
+    Value,
+    find,
+    may_be_half,
+    number,
+    same,
+    shown_by,
+    sources,
+)
+
+FAMILY = Family(Automaton("half-moments", None))
+
+
+@FAMILY.rule("norm-without-upcast", Computed)
+def norm_without_upcast(state: None, event: Computed) -> Iterator[Any]:
+    value = event.value
+    if value.op == "cosine_similarity":
+        yield from cosine_similarity(value, event.scope)
+    if value.op not in ("mul", "div") or len(value.inputs) != 2 or not trains(event.scope):
+        return
+    for x, factor in ((value.inputs[0], value.inputs[1]), (value.inputs[1], value.inputs[0])):
+        root = inverse_root(factor, value.op)
+        found = mean_of_squares(root) if root is not None else None
+        if found is None:
+            continue
+        mean, square, operand = found
+        # The variance of a hand-written layer norm is the mean of (x - mean) squared.
+        if not (same(operand, x) or find(x, lambda v, o=operand: v is o, limit=20) or same_base(operand, x)):  # type: ignore[misc]
+            continue
+        how = grade(operand.dtypes, event.scope)
+        if how is None and may_be_half(operand.dtypes - UNKNOWN):
+            how = "possible"  # a region that is off casts nothing: what comes in half is half in it
+        if how is None or "float32" in mean.dtypes:
+            continue
+        if mean.op == "sum":
+            how = "possible"  # of vectors that are short, or of length one but for rounding
+        needs = (TRAINING, shown_by(square.dtypes))
+        what = "sum" if mean.op == "sum" else "mean"
+        yield hit(
+            "norm-without-upcast",
+            mean,
+            how,
+            f"the {what} of squares is taken in {kept_in(how, operand.dtypes)}: in "
+            "fp16 300 squared is inf, in bf16 the norm keeps 8 bits; normalise in fp32 and cast the result back",
+            needs,
+            (
+                Seen(square.at, "squared as it comes"),
+                Seen(value.at, f"and divided by the root of their {what}"),
+            ),
+            Remedy(
+                (Change("operands", square.at, text="{}.float()"),), "what is not cast back after the norm becomes fp32"
+            ),
+        )
+        return
+
+
+def cosine_similarity(value: Value, scope: Scope) -> Iterator[Any]:
+    """``F.cosine_similarity(x, y)``, which torch normalises and multiplies in their own dtype."""
+    how = grade(value.dtypes, scope)
+    if how is not None and scope.kind != "test":
+        yield hit(
+            "norm-without-upcast",
+            value,
+            "possible",
+            f"the norms and the product of a cosine similarity are taken in {kept_in(how, value.dtypes)}: bf16 has steps of 1/256 near 1 (fp16: "
+            "1/2048), and the guard of 1e-8 is 0 in fp16; cast both to float first",
+            (Shows("half") if how == "certain" else shown_by(value.dtypes),),
+        )
+
+
+def inverse_root(value: Value, op: str) -> Value | None:
+    """What the root is taken of, where a factor is one over a root (or, dividing, a root)."""
+    for source in sources(value, frozenset({"view", "either", "cast", "attribute"})):
+        if source.op == "rsqrt" and op == "mul":
+            return source.inputs[0]
+        if source.op == "sqrt" and op == "div":
+            return source.inputs[0]
+        if source.op == "add" and op == "div":
+            for part in source.inputs:
+                inner = inverse_root(part, op) if part.op == "sqrt" else None
+                if inner is not None:
+                    return inner
+        if source.op == "pow" and len(source.inputs) > 1:
+            exponent = number(source.inputs[1])
+            if (exponent == -0.5 and op == "mul") or (exponent == 0.5 and op == "div"):
+                return source.inputs[0]
+        if source.op == "div" and op == "mul" and number(source.inputs[0]) == 1.0:
+            return inverse_root(source.inputs[1], "div")
+        if source.op == "reciprocal" and op == "mul":
+            return inverse_root(source.inputs[0], "div")
+    return None
+
+
+def same_base(left: Value, right: Value) -> bool:
+    """Whether both are differences from one value (``x - mean``)."""
+    a, b = next(sources(left), left), next(sources(right), right)
+    return a.op == b.op == "sub" and same(a.inputs[0], b.inputs[0])
