@@ -1,4 +1,4 @@
-"""Products that are scaled too late wherever a library's callers come with fp16: possible, and nothing of their sound relatives."""
+"""Products that are scaled too late, and normalised sums, wherever a library's callers come with fp16: possible, and nothing of their sound relatives."""
 
 from __future__ import annotations
 
@@ -45,8 +45,59 @@ class Heads(nn.Module):
         scores = torch.max(scores + mask, torch.tensor(torch.finfo(scores.dtype).min, device=scores.device))
         return F.softmax(scores, dim=-1, dtype=torch.float32).to(x.dtype)
 """,
+    "a mean by weights that are summed": """
+class Instances(nn.Module):
+    def __init__(self, width, instances):
+        super().__init__()
+        self.maps = nn.Conv2d(width, instances, 3, padding=1)
+
+    def forward(self, x):
+        weights = self.maps(x).sigmoid().flatten(2)
+        pooled = torch.bmm(weights, x.flatten(2).transpose(1, 2))
+        total = weights.sum(-1, keepdim=True).clamp(min=1e-6)
+        return (pooled / total).to(x.dtype)  # <-
+""",
+    "a masked mean": """
+def pooled(x, mask):
+    mask = mask.to(x.dtype)
+    return torch.einsum("bn,bnd->bd", mask, x) / (mask.sum(dim=1, keepdim=True) + 1e-6)  # <-
+""",
+    "attention without a softmax, by an inverse": """
+def attend(q, k, v):
+    inverse = 1.0 / torch.einsum("bnd,bd->bn", q, k.sum(dim=1).type_as(q))
+    context = torch.einsum("bnd,bne->bde", k, v)
+    return torch.einsum("bnd,bde,bn->bne", q, context, inverse)  # <-
+
+
+class Linear(nn.Module):
+    def forward(self, q, k, v):
+        below = q @ k.sum(dim=-2).unsqueeze(-1)
+        out = q @ (k.transpose(-2, -1) @ v)
+        return (out * below.reciprocal()).to(v.dtype)  # <-
+""",
 }
 SOUND = {
+    "weights that were divided first": """
+class Instances(nn.Module):
+    def __init__(self, width, instances):
+        super().__init__()
+        self.maps = nn.Conv2d(width, instances, 3, padding=1)
+
+    def forward(self, x):
+        weights = self.maps(x).sigmoid().flatten(2)
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-6)
+        pooled = torch.bmm(weights, x.flatten(2).transpose(1, 2))
+        return (pooled / pooled.norm(dim=-1, keepdim=True)).to(x.dtype)
+""",
+    "attention in fp32, by an inverse": """
+def attend(q, k, v):
+    dtype = q.dtype
+    with torch.autocast(q.device.type, enabled=False):
+        q, k, v = q.float(), k.float(), v.float()
+        inverse = 1.0 / torch.einsum("bnd,bd->bn", q, k.sum(dim=1))
+        context = torch.einsum("bnd,bne->bde", k, v)
+        return torch.einsum("bnd,bde,bn->bne", q, context, inverse).to(dtype)
+""",
     "queries that were scaled": """
 import math
 

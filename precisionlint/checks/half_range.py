@@ -1,7 +1,5 @@
-"""Arithmetic in half: what is too large for fp16, whose largest number is 65504.
-
-Constants of masks and products before they are scaled. The patterns and the grades are those of ``half_arithmetic``.
-"""
+"""Arithmetic in half: constants of masks that are too large for fp16, whose largest number is 65504. The patterns and the grades are those of
+``half_arithmetic``."""
 
 from __future__ import annotations
 
@@ -13,18 +11,16 @@ from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Se
 from precisionlint.checks.half_arithmetic import (
     AUTOCAST,
     FP16,
-    TRAINING,
     grade,
     hit,
-    likely_of,
     untold,
 )
+from precisionlint.checks.half_products import SHOWN
 from precisionlint.valueflow import (
     BOOL,
     HALF_LAYERS,
-    INTEGERS,
     NUMBER,
-    VIEWS,
+    Called,
     Computed,
     Scope,
     Shows,
@@ -34,7 +30,6 @@ from precisionlint.valueflow import (
     may_be_half,
     named,
     number,
-    same,
     sources,
 )
 
@@ -52,9 +47,12 @@ PICKED = re.compile(r"scores?$|logits?$|(?:^|_)l(?:og)?_?probs?$")
 DOES_NOT_FIT = "{:g} does not fit fp16 (at most 65504): {} raises on scores in fp16; torch.finfo(scores.dtype).min or -inf fits any dtype"
 
 
-@FAMILY.rule("mask-constant-overflow", Computed)
-def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
+@FAMILY.rule("mask-constant-overflow", Computed, Called)
+def mask_constant_overflow(state: None, event: Computed | Called) -> Iterator[Any]:
     value = event.value
+    if isinstance(event, Called):
+        yield from filled_by_others(value, event.scope)
+        return
     if value.op in ("where", "index_put"):
         yield from chosen_constant(value, event.scope)
     if value.op == "cast":
@@ -106,6 +104,25 @@ def mask_constant_overflow(state: None, event: Computed) -> Iterator[Any]:
         if value.op == "masked_fill"
         else None,
     )
+
+
+MASKS = re.compile(r"mask", re.I)
+
+
+def filled_by_others(value: Value, scope: Scope) -> Iterator[Any]:
+    """``replace_masked_values(scores, mask, -1e7)`` of another library."""
+    last = value.name.rpartition(".")[2]
+    if not MASKS.search(last) or len(value.inputs) < 2 or scope.enabled is False or scope.kind == "test":
+        return
+    filled = value.inputs[0]
+    given = [number(each) for each in (*value.inputs[2:], *value.options.values())]
+    constant = next((each for each in given if each is not None and -float("inf") < each < -FP16_MAX), None)
+    if constant is not None and (may_be_half(filled.dtypes) or untold(filled)):
+        message = (
+            f"{constant:g} does not fit fp16 (at most 65504): '{last}' raises on scores in fp16, or makes -inf of it; "
+            "torch.finfo(scores.dtype).min fits any dtype"
+        )
+        yield hit("mask-constant-overflow", value, "possible", message, (FP16,))
 
 
 def chosen_constant(value: Value, scope: Scope) -> Iterator[Any]:
@@ -243,203 +260,3 @@ def made_scores(value: Value) -> bool:
 def fitting(constant: float) -> str:
     """A constant, or the number of the tensor's dtype that is nearest to it."""
     return "max({}, torch.finfo({tensor}.dtype).min)" if constant < 0 else "min({}, torch.finfo({tensor}.dtype).max)"
-
-
-# -- products that are scaled too late
-
-
-SHOWN = frozenset({"view", "either", "index", "attribute", "cast"})
-"""What shows a product again: a cast of what has overflowed comes too late."""
-BETWEEN = frozenset({"masked_fill", "add", "sub", "where", "clamp", "dropout", "max", "maximum"})
-"""What else may stand between scores and their softmax."""
-BOUNDED = frozenset({"softmax", "sigmoid", "tanh", "normalize", "layer_norm", "rms_norm", "norm", "mul", "div"})
-"""What keeps the operands of a product small, or scales them before it."""
-
-
-@FAMILY.rule("scale-after-matmul", Computed)
-def scale_after_matmul(state: None, event: Computed) -> Iterator[Any]:
-    """A product that has to fit fp16 before it is scaled down."""
-    value, scope = event.value, event.scope
-    if scope.kind == "test" or not value.inputs:
-        return
-    if value.op == "mul":
-        yield from area_of_boxes(value, scope)
-    if value.op == "softmax":
-        yield from scaled_scores(value, scope)
-    elif value.op in ("mul", "div") and len(value.inputs) == 2:
-        yield from dequantised(value, scope)
-        if value.op == "div":
-            yield from normalised_last(value, scope)
-
-
-def scaled_scores(soft: Value, scope: Scope) -> Iterator[Any]:
-    """``softmax(q @ k * scale)``: how most have it, and a fault where activations are large alone, hence never more than possible."""
-    for scaled in sources(soft.inputs[0], SHOWN | BETWEEN):
-        if scaled.op not in ("mul", "div") or len(scaled.inputs) != 2:
-            continue
-        left, right = scaled.inputs
-        for product, factor in ((left, right), (right, left))[: 1 if scaled.op == "div" else 2]:
-            scores = matmul_of(product)
-            if scores is None or not scales_down(factor, scaled.op) or bounded(scores):
-                continue
-            how = grade(scores.dtypes, scope)
-            if how is None or (how == "certain" and "float16" not in scores.dtypes):
-                continue
-            yield hit(
-                "scale-after-matmul",
-                scaled,
-                "possible",
-                f"the scores are stored in {fp16_of(how, scores)} before they are scaled: one above 65504 is inf there, and the softmax NaN, "
-                "although scaled it would fit; scale the queries before the product",
-                (TRAINING, Shows("fp16")),
-                (Seen(scores.at, "the product"), Seen(soft.at, "its softmax")),
-            )
-            return
-
-
-MADE = frozenset({"layer", "linear", "matmul", "parameter", "softmax", "cross_entropy"})
-"""What no factor is made of that only scales."""
-UPWARDS = re.compile(r"temp|tau")
-
-
-def scales_down(factor: Value, op: str) -> bool:
-    """Whether a factor is one number for all, and makes smaller as far as it is known."""
-    known = number(factor)
-    if known is not None:
-        return abs(known) < 1.0 if op == "mul" else abs(known) > 1.0
-    # The root of a width is a number, whatever it is the width of.
-    upwards = find(factor, lambda v: v.op in MADE or bool(UPWARDS.search(v.name)), lambda v: v.op == "size", 24)
-    return upwards is None
-
-
-def dequantised(value: Value, scope: Scope) -> Iterator[Any]:
-    """``torch._int_mm(a, b) * scales``, sums of int8 products that become half before they are scaled; and ``x @ w.to(x.dtype) * scales``
-    of weights that are still integers."""
-    for product, factor in (value.inputs, value.inputs[::-1]):
-        for made in sources(product, SHOWN - {"cast"}):
-            total = next(sources(made.inputs[0])) if made.op == "cast" else made
-            if total.op not in ("matmul", "linear"):
-                continue
-            of_integers = total.dtypes <= INTEGERS
-            if made is not total and not of_integers:
-                continue
-            if not of_integers and not (named(uncast(factor), SCALES) and any(map(quantised, total.inputs))):
-                continue
-            # Cast first, or by what they are multiplied with.
-            narrow = made.dtypes if made is not total else factor.dtypes if of_integers else total.dtypes
-            how = grade(narrow, scope)
-            if how is None or (how == "certain" and "float16" not in narrow):
-                continue
-            what = (
-                "sums of integer products are cast to" if of_integers else "products with integer weights are stored in"
-            )
-            yield hit(
-                "scale-after-matmul",
-                value,
-                how,
-                f"{what} {'fp16' if how == 'certain' else f'the dtype of {likely_of(narrow)}'} before they are scaled: 5 products of int8 can be "
-                "above 65504, which is inf in fp16; multiply in fp32 and cast the result",
-                (Shows("fp16"),),
-                (Seen(total.at, "the product"),),
-            )
-            return
-
-
-SCALES = re.compile(r"scale")
-QUANTISED = re.compile(r"int_?\d|int_data|quant|qweight|qdata|packed")
-
-
-def uncast(value: Value) -> Value:
-    return value.inputs[0] if value.op == "cast" and value.inputs else value
-
-
-def quantised(value: Value) -> bool:
-    """Whether a value is a cast of integers, by its dtype or its name."""
-    for source in sources(value):
-        if source.op == "cast" and source.inputs:
-            inner = source.inputs[0]
-            if (inner.dtypes <= INTEGERS) or named(inner, QUANTISED):
-                return True
-    return False
-
-
-def normalised_last(value: Value, scope: Scope) -> Iterator[Any]:
-    """``q @ (k.T @ v) / (q @ k.sum())``: attention without a softmax, whose two sums grow with the length of the sequence."""
-    above = matmul_of(value.inputs[0])
-    below = matmul_of(value.inputs[1], SHOWN | {"add", "clamp"})
-    if above is None or below is None or matmul_within(above) is None or bounded(above) or bounded(below):
-        return
-    how = grade(above.dtypes, scope)
-    if how is None or (how == "certain" and "float16" not in above.dtypes):
-        return
-    if above is not below and not any(same(a, b) for a in above.inputs for b in below.inputs):
-        return
-    if find(above, lambda v: bool(GEOMETRY.search(v.name)), limit=80) is not None:
-        return
-    yield hit(
-        "scale-after-matmul",
-        value,
-        how,
-        f"both sums of this attention are stored in {fp16_of(how, above)} and divided afterwards: they grow with the sequence, fp16 is inf above "
-        "65504, and inf by inf is NaN; take both products in fp32, with autocast disabled",
-        (TRAINING, Shows("fp16")),
-        (Seen(above.at, "the sum over all positions"),),
-    )
-
-
-GEOMETRY = re.compile(r"(?:in|ex)trinsic|camera|points|\bw2c|\bc2w|(?:\b|_)pose\b|homograph", re.I)
-"""What is divided by its depth: points that matrices project, not sums over a sequence."""
-
-
-def matmul_of(value: Value, through: frozenset[str] = SHOWN) -> Value | None:
-    return next((source for source in sources(value, through) if source.op == "matmul"), None)
-
-
-def matmul_within(product: Value) -> Value | None:
-    """The product that is an operand of another."""
-    return next((inner for each in product.inputs if (inner := matmul_of(each)) is not None), None)
-
-
-def bounded(product: Value) -> bool:
-    """Whether an operand of a product was scaled or normalised first."""
-
-    def scaled(value: Value) -> bool:
-        return value.op in BOUNDED and value.dtypes != NUMBER  # the products of sizes in a reshape are none
-
-    def stop(value: Value) -> bool:
-        return value.op in FRESH or value.dtypes == NUMBER
-
-    return any(find(each, scaled, stop, 16) is not None for each in product.inputs)
-
-
-FRESH = frozenset({"linear", "layer", "relu", "gelu", "exp"})
-"""What gives values of any size, whatever was done before."""
-
-
-BOXES = re.compile(r"box|xyxy|rois?(?:_|$)|rect|anchor", re.I)
-"""What corners are called."""
-
-
-def area_of_boxes(value: Value, scope: Scope) -> Iterator[Any]:
-    """``(boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])``, which an overlap is divided by."""
-    sides = [
-        next((s for s in sources(part, VIEWS | {"clamp", "add"}) if s.op == "sub"), None) for part in value.inputs[:2]
-    ]
-    corners = [each for side in sides if side is not None for each in side.inputs[:2]]
-    if len(corners) != 4 or not all(each.op == "index" and each.inputs for each in corners) or scope.enabled is False:
-        return
-    boxes = {id(next(sources(each))) for each in corners}
-    if len(boxes) != 1 or not named(corners[0], BOXES) or grade(value.dtypes, scope) is None:
-        return
-    yield hit(
-        "scale-after-matmul",
-        value,
-        "possible",
-        f"the area of a box is kept in {fp16_of('possible', value)}: in pixels, 256 by 256 is above 65504, which is inf in fp16, and an overlap is "
-        "divided by it; cast the boxes to float first",
-        (Shows("fp16"),),
-    )
-
-
-def fp16_of(how: str, value: Value) -> str:
-    return "fp16" if how == "certain" else f"the dtype of {likely_of(value.dtypes)}"

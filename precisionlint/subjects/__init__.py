@@ -123,7 +123,8 @@ ARITHMETIC = (
     b"mse_loss(", b"l1_loss(", b"kl_div(", b"zeros_like(", b"] = -1", b"* -1e", b"* 1e1", b"pow(2)", b"square()",
     b"logsigmoid(", b"get_total_norm", b"rsqrt(", b"+ 1e-", b"+ eps", b"clamp(min=",
     b"index_add", b"scatter_add", b"scatter_reduce", b".sin(", b"_loss(", b"index_reduce", b"_from_logits(", b"_logps(", b"_log_probs(",
-    b"_logprobs(", b"_log_softmax(", b".sum()", b"cosine_similarity(", b"CosineSimilarity(",
+    b"_logprobs(", b"_log_softmax(", b".sum()", b"cosine_similarity(", b"CosineSimilarity(", b"sqrt(", b".std(", b"scatter(", b"scatter_sum(",
+    b"scatter_mean(", b"replace_masked_values(", b"bmm(", b"einsum(",
 )  # fmt: skip
 """What an op or a call of value flow's rules is called."""
 
