@@ -30,8 +30,13 @@ def norm_without_upcast(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
     if value.op == "cosine_similarity":
         yield from cosine_similarity(value, event.scope)
-    if value.op not in ("mul", "div") or len(value.inputs) != 2 or not trains(event.scope):
+    if not trains(event.scope):
         return
+    if value.op in ("sqrt", "pow"):
+        yield from root_by_hand(value, event.scope)
+    if value.op not in ("mul", "div") or len(value.inputs) != 2:
+        return
+    yield from standardised(value, event.scope)
     for x, factor in ((value.inputs[0], value.inputs[1]), (value.inputs[1], value.inputs[0])):
         root = inverse_root(factor, value.op)
         found = mean_of_squares(root) if root is not None else None
@@ -80,6 +85,59 @@ def cosine_similarity(value: Value, scope: Scope) -> Iterator[Any]:
             "1/2048), and the guard of 1e-8 is 0 in fp16; cast both to float first",
             (Shows("half") if how == "certain" else shown_by(value.dtypes),),
         )
+
+
+def root_by_hand(root: Value, scope: Scope) -> Iterator[Any]:
+    """``(x - y).pow(2).mean().sqrt()``: a norm, or the root of a mean of squares, whatever it is for."""
+    if root.op == "pow" and number(root.option("exponent", 1)) != 0.5:
+        return
+    found = mean_of_squares(root.inputs[0])
+    how = grade(found[1].dtypes, scope) if found is not None else None
+    if found is None or how is None or "float32" in found[0].dtypes or scope.enabled is False:
+        return
+    total, square, _ = found
+    yield hit(
+        "norm-without-upcast",
+        total,
+        "possible",
+        f"a root of squares is taken in {kept_in(how, square.dtypes)}: in fp16 a number above 256 squared is inf, in bf16 8 bits of each square "
+        "are left; square in fp32 and cast the root back",
+        (TRAINING, shown_by(square.dtypes)),
+        (Seen(square.at, "squared as it comes"), Seen(root.at, "the root")),
+    )
+
+
+def standardised(value: Value, scope: Scope) -> Iterator[Any]:
+    """``(x - x.mean(-1)) / (x.std(-1) + eps)``: a layer norm of torch's own mean and deviation, both rounded before they are used."""
+    for top, factor in (value.inputs, value.inputs[::-1])[: 1 if value.op == "div" else 2]:
+        centred = next((s for s in sources(top) if s.op == "sub" and len(s.inputs) == 2), None)
+        spread = find(factor, lambda v: v.op in ("var", "std"), lambda v: v.op not in OF_A_SPREAD, 16)
+        if centred is None or spread is None or not spread.inputs or spread.op not in ("var", "std"):
+            continue
+        x, taken = centred.inputs
+        mean = next((s for s in sources(taken) if s.op == "mean" and s.inputs), None)
+        alongside = len(spread.inputs) > 1 or not spread.options.keys().isdisjoint({"dim", "axis"})
+        if mean is None or not alongside or not same(mean.inputs[0], spread.inputs[0]) or not same(mean.inputs[0], x):
+            continue
+        how = grade(spread.dtypes, scope)
+        if how is None or "float32" in spread.dtypes or scope.kind == "test":
+            continue
+        yield hit(
+            "norm-without-upcast",
+            spread,
+            "possible",
+            f"mean and deviation of a norm written by hand are rounded to {kept_in(how, spread.dtypes)} before they are used: around 10 the result "
+            "is off by 2 % in bf16, where torch.nn.LayerNorm is by 0.2 %; take them of x.float()",
+            (TRAINING, shown_by(spread.dtypes)),
+            (Seen(mean.at, "the mean"), Seen(value.at, "what is divided by it")),
+        )
+        return
+
+
+OF_A_SPREAD = frozenset(
+    {"sqrt", "rsqrt", "add", "clamp", "pow", "reciprocal", "view", "either", "index", "cast", "div"}
+)
+"""What a factor is made of that a deviation is in."""
 
 
 def inverse_root(value: Value, op: str) -> Value | None:
