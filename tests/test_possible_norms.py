@@ -8,6 +8,84 @@ import pytest
 from test_possible_half import MARK, hits
 
 BROKEN = {
+    "the root of a mean of squares": (
+        "norm-without-upcast",
+        """
+def rmse(estimate, truth):
+    error = (estimate - truth) ** 2
+    return error.mean().sqrt().to(estimate.dtype)  # <-
+
+
+def length(x):
+    return torch.sqrt(torch.sum(x * x, dim=-1)).type_as(x)  # <-
+""",
+    ),
+    "mean and deviation of rows": (
+        "norm-without-upcast",
+        """
+class Norm(nn.Module):
+    def forward(self, x):
+        flat = x.reshape(x.shape[0], -1)
+        mean = flat.mean(dim=1, keepdim=True).reshape(-1, 1, 1)
+        spread = flat.var(dim=1, keepdim=True, unbiased=False).reshape(-1, 1, 1)  # <-
+        return ((x - mean) / torch.sqrt(spread + 1e-6)).to(x.dtype)
+
+
+def standard(x, eps=1e-5):
+    return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps)  # <-
+""",
+    ),
+    "sines of octaves": (
+        "half-rope",
+        """
+def fourier(x, first, last):
+    turns = 2 * torch.pi * torch.pow(2.0, torch.arange(first, last, dtype=x.dtype, device=x.device))
+    angles = turns.repeat(x.shape[1])[None, :, None] * x.repeat_interleave(len(turns), dim=1)  # <-
+    return torch.cat([x, torch.sin(angles), torch.cos(angles)], dim=1)
+
+
+class Embedder(nn.Module):
+    def __init__(self, octaves):
+        super().__init__()
+        self.register_buffer("freq_bands", 2.0 ** torch.linspace(0, octaves - 1, octaves))
+
+    def forward(self, points):
+        angles = (points[..., None] * self.freq_bands.to(points.dtype)).flatten(-2)  # <-
+        return torch.cat([points, angles.sin(), angles.cos()], dim=-1)
+""",
+    ),
+    "rows that others add up": (
+        "half-scatter",
+        """
+from graphs.ops import scatter_reduce
+from torch_scatter import scatter_mean
+
+
+class Messages(nn.Module):
+    def forward(self, x, weight, nodes, count):
+        sent = (x * weight.to(x.dtype)).relu()
+        pooled = scatter_mean(sent, nodes, dim=0, dim_size=count)  # <-
+        return pooled + scatter_reduce(sent, nodes, dim=0, dim_size=count, reduce="sum")  # <-
+""",
+    ),
+    "scores that others mask": (
+        "mask-constant-overflow",
+        """
+from allennlp.nn import util
+
+
+class Reader(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.start = nn.Linear(width, 1)
+
+    def forward(self, x, mask):
+        logits = self.start(x).squeeze(-1)
+        logits = util.replace_masked_values(logits, mask, -1e7)  # <-
+        best = util.masked_max(x, mask.unsqueeze(-1), dim=1, fill=-1e32)  # <-
+        return logits.to(x.dtype), best
+""",
+    ),
     "vectors of length one by hand": (
         "norm-without-upcast",
         """
@@ -131,6 +209,56 @@ def run(model, settings, loader, optimizer, update_ema):
 }
 
 SOUND = {
+    "roots of squares in fp32, and of whole numbers": """
+def rmse(estimate, truth):
+    error = (estimate.float() - truth.float()) ** 2
+    return error.mean().sqrt().to(estimate.dtype)
+
+
+def spread(x, steps):
+    side = torch.sqrt((torch.arange(steps) ** 2).sum())
+    return x.dtype, side, torch.linalg.vector_norm(x, dtype=torch.float32)
+""",
+    "mean and deviation in fp32, and of a whole tensor": """
+def standard(x, eps=1e-5):
+    wide = x.float()
+    return ((wide - wide.mean(-1, keepdim=True)) / (wide.std(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def shifted(x, y):
+    return (x - y.mean(-1, keepdim=True)).to(y.dtype) / x.std(-1, keepdim=True).float()
+""",
+    "sines of octaves in fp32": """
+def fourier(x, first, last):
+    turns = 2 * torch.pi * torch.pow(2.0, torch.arange(first, last, dtype=torch.float32, device=x.device))
+    angles = turns.repeat(x.shape[1])[None, :, None] * x.float().repeat_interleave(len(turns), dim=1)
+    return torch.cat([x, torch.sin(angles).to(x.dtype), torch.cos(angles).to(x.dtype)], dim=1)
+""",
+    "rows that others take the largest of, or send": """
+from graphs.ops import scatter_reduce
+from graphs.ranks import scatter
+from torch_scatter import scatter_mean
+
+
+class Messages(nn.Module):
+    def forward(self, x, nodes, group):
+        top = scatter_reduce(x, nodes, dim=0, reduce="max")
+        return top + scatter_mean(x.float(), nodes, dim=0).to(x.dtype) + scatter(x, group)
+""",
+    "masked values that fit": """
+from allennlp.nn import util
+
+
+class Reader(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.start = nn.Linear(width, 1)
+
+    def forward(self, x, mask):
+        logits = self.start(x).squeeze(-1)
+        least = util.min_value_of_dtype(logits.dtype)
+        return util.replace_masked_values(logits, mask, least), util.masked_mean(logits, mask, -1e4)
+""",
     "a mean of squares in fp32 as a sum over how many they are": """
 class Norm(nn.Module):
     def __init__(self, width):

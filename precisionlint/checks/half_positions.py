@@ -10,6 +10,7 @@ from typing import Any
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.checks.half_arithmetic import AUTOCAST, HALF_WEIGHTS, TRAINING, grade, hit, kept_in, short, untold
 from precisionlint.valueflow import (
+    NUMBER,
     VIEWS,
     Computed,
     Scope,
@@ -74,6 +75,7 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
     if value.op in ("sin", "cos") and value.inputs:
         yield from sines_of_product(value, event.scope)
+        yield from sines_of_octaves(value, event.scope)
     if value.op == "cast" and known_half(value.dtypes):
         yield from tables_in_half(value, event.scope)
     if value.op not in ("matmul", "outer", "mul", "div") or len(value.inputs) < 2 or event.scope.kind == "test":
@@ -143,6 +145,54 @@ def sines_of_product(value: Value, scope: Scope) -> Iterator[Any]:
         (AUTOCAST,),
         (Seen(value.at, f"its {value.op}"),),
     )
+
+
+OCTAVES = re.compile(r"freq(?:uency)?_?bands?|^bands$|^freqs?$|^octaves$")
+
+
+def octaves(value: Value) -> bool:
+    """Whether a factor is powers of two, by how it is made or by its name."""
+
+    def wanted(v: Value) -> bool:
+        if v.op in ("exp2", "pow") and v.inputs:
+            exponents = v.inputs[-1]
+            return (v.op == "exp2" or number(v.inputs[0]) == 2.0) and find(exponents, counted, limit=8) is not None
+        return v.op in ("buffer", "input", "attribute", "index", "view") and bool(OCTAVES.search(v.name))
+
+    def counted(v: Value) -> bool:
+        return v.op in ("arange", "linspace", "range")
+
+    def stop(v: Value) -> bool:
+        return v.op in ("matmul", "layer", "linear", "sin", "cos") or v.dtypes == NUMBER
+
+    return find(value, wanted, stop, 16) is not None
+
+
+def sines_of_octaves(value: Value, scope: Scope) -> Iterator[Any]:
+    """``torch.sin(x * 2 ** torch.arange(8))``: Fourier features of numbers in the dtype that they come in."""
+    product = find(
+        value.inputs[0], lambda v: v.op == "mul" and len(v.inputs) == 2 and any(map(octaves, v.inputs)), unmade, 12
+    )
+    if product is None or scope.enabled is False or scope.setup or scope.kind == "test":
+        return
+    of = next((each for each in product.inputs if not octaves(each)), None)
+    how = grade(product.dtypes, scope)
+    if of is None or how is None or of.dtypes == NUMBER or positions(of):
+        return
+    yield hit(
+        "half-rope",
+        product,
+        "possible",
+        f"sines are taken of numbers times powers of two, in {kept_in(how, product.dtypes)}: an angle of 400 has steps of 2 in bf16 and of 0.25 in "
+        "fp16; multiply in fp32 and cast the sines",
+        (shown_by(product.dtypes),),
+        (Seen(value.at, f"its {value.op}"),),
+    )
+
+
+def unmade(value: Value) -> bool:
+    """What angles are not looked for above."""
+    return value.op not in ANGLES
 
 
 def tables_in_half(value: Value, scope: Scope) -> Iterator[Any]:

@@ -107,10 +107,13 @@ def sum_over_ranks(value: Value, scope: Scope) -> Iterator[Any]:
     )
 
 
-@FAMILY.rule("half-scatter", Computed)
-def half_scatter(state: None, event: Computed) -> Iterator[Any]:
+@FAMILY.rule("half-scatter", Computed, Called)
+def half_scatter(state: None, event: Computed | Called) -> Iterator[Any]:
     """``torch.zeros_like(x).index_add_(0, rows, x)``: on CUDA each term is added into the result itself."""
     value, scope = event.value, event.scope
+    if isinstance(event, Called):
+        yield from scattered_by_others(value, scope)
+        return
     if value.op not in SCATTERS or not value.inputs or scope.enabled is False or not trains(scope):
         return
     how = value.option("reduce", 4)
@@ -128,6 +131,33 @@ def half_scatter(state: None, event: Computed) -> Iterator[Any]:
         "addition is rounded, and a sum of many stands still at 256 times its terms in bf16 (fp16: 2048); add them up in fp32",
         (TRAINING, Shows("half")),
         (Seen(made.at, "the rows"),) if made.at is not None else (),
+    )
+
+
+SCATTERED = re.compile(
+    r"^(?!torch\.|jax|jnp|numpy|tensorflow|tf\.|deepspeed|megatron)\w[\w.]*\.(?:scatter(?:_(?:sum|add|mean|reduce))?|segment_(?:sum|mean))$"
+)
+"""A function of another library that adds up rows: torch_scatter's, PyG's."""
+
+
+def scattered_by_others(value: Value, scope: Scope) -> Iterator[Any]:
+    """``torch_scatter.scatter(messages, nodes, dim=0, reduce="sum")``"""
+    if not SCATTERED.search(value.name) or not value.inputs or scope.enabled is False or not trains(scope):
+        return
+    terms, how = value.inputs[0], value.options.get("reduce")
+    if how is not None and how.op == "constant" and how.constant not in ("sum", "add", "mean"):
+        return
+    if value.options.keys().isdisjoint({"dim", "dim_size", "index", "reduce"}) and len(value.inputs) < 3:
+        return  # what sends parts to ranks or devices
+    if not may_be_half(terms.dtypes) and not untold(terms):
+        return
+    yield hit(
+        "half-scatter",
+        value,
+        "possible",
+        f"'{value.name.rpartition('.')[2]}' adds up rows in {kept_in('possible', terms.dtypes)}: with atomic additions each is rounded, and a sum of "
+        "many stands still at 256 times its terms in bf16 (fp16: 2048); give it .float()",
+        (TRAINING, Shows("half")),
     )
 
 
