@@ -1,4 +1,4 @@
-"""Products that are scaled too late, and normalised sums, wherever a library's callers come with fp16: possible, and nothing of their sound relatives."""
+"""Products that are scaled too late, and normalised sums, wherever a library's callers come with fp16, and their sound relatives."""
 
 from __future__ import annotations
 
