@@ -45,6 +45,42 @@ class Heads(nn.Module):
         scores = torch.max(scores + mask, torch.tensor(torch.finfo(scores.dtype).min, device=scores.device))
         return F.softmax(scores, dim=-1, dtype=torch.float32).to(x.dtype)
 """,
+    "by a power of a width that no one annotates": """
+class Heads(nn.Module):
+    def __init__(self, dim, num_heads=8, scale=None):
+        super().__init__()
+        self.heads = num_heads
+        head_dim = dim // num_heads
+        self.scale = scale or head_dim**-0.5
+        self.qkv = nn.Linear(dim, dim * 3)
+
+    def forward(self, x, height, width):
+        rows, length, dim = x.shape
+        q, k, v = self.qkv(x).reshape(rows, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        first, q = torch.split(q, [height * width, length - height * width], dim=2)
+        scores = (q @ k.transpose(-2, -1)) * self.scale  # <-
+        return (scores.softmax(dim=-1) @ v).to(x.dtype), first
+""",
+    "of queries that were turned": """
+import math
+
+
+def rotate_half(x):
+    return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
+
+
+class Heads(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.width = nn.Linear(width, width), nn.Linear(width, width), width
+
+    def forward(self, x, cos, sin, groups):
+        q, k = self.q(x), self.k(x)
+        q, k = (q * cos) + (rotate_half(q) * sin), (k * cos) + (rotate_half(k) * sin)
+        k = k[:, :, None].expand(-1, -1, groups, -1, -1).reshape(x.shape[0], k.shape[1] * groups, -1, self.width)
+        scores = torch.matmul(q, k.transpose(2, 3)) / math.sqrt(self.width)  # <-
+        return F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+""",
     "a mean by weights that are summed": """
 class Instances(nn.Module):
     def __init__(self, width, instances):

@@ -237,15 +237,34 @@ def matmul_within(product: Value) -> Value | None:
 
 
 def bounded(product: Value) -> bool:
-    """Whether an operand of a product was scaled or normalised first."""
+    """Whether an operand of a product was scaled or normalised first. Sizes that a view is given are no part of it, and turning it by angles
+    leaves its length."""
+    todo = [each for each in product.inputs if each.dtypes != NUMBER]
+    seen = {id(each) for each in todo}
+    for value in todo:
+        if value.op in BOUNDED and value.dtypes != NUMBER and not turned(value):
+            return True
+        if value.op in FRESH or value.dtypes == NUMBER or len(seen) > 24:
+            continue
+        shown = value.op in VIEWS and value.op not in ("either", "stack", "many")
+        for each in value.inputs[:1] if shown else value.inputs:
+            if id(each) not in seen:
+                seen.add(id(each))
+                todo.append(each)
+    return False
 
-    def scaled(value: Value) -> bool:
-        return value.op in BOUNDED and value.dtypes != NUMBER  # the products of sizes in a reshape are none
 
-    def stop(value: Value) -> bool:
-        return value.op in FRESH or value.dtypes == NUMBER
+ANGLE = re.compile(r"(?:^|_)(?:cos|sin|freqs?)(?:_|$)")
 
-    return any(find(each, scaled, stop, 16) is not None for each in product.inputs)
+
+def turned(value: Value) -> bool:
+    """Whether a product is one by a sine or cosine, as of rotary embeddings."""
+    if value.op != "mul":
+        return False
+    return any(
+        find(each, lambda v: v.op in ("cos", "sin") or bool(ANGLE.search(v.name)), limit=8) is not None
+        for each in value.inputs
+    )
 
 
 FRESH = frozenset({"linear", "layer", "relu", "gelu", "exp"})

@@ -21,7 +21,6 @@ from precisionlint.source.flow.words import (
     CRITERION,
     HANDED,
     NO_TENSOR,
-    annotated,
     ast_name,
     foreign,
     is_decided,
@@ -30,6 +29,7 @@ from precisionlint.source.flow.words import (
     is_of_arrays,
     is_property,
     is_static,
+    told_of,
 )
 from precisionlint.source.root import file_of
 from precisionlint.valueflow import (
@@ -138,7 +138,7 @@ class Frame:
                 return Value("input", (value,), dtypes, self.at(param), param.arg)
             if torch_calls.DTYPE_NAME.search(param.arg):  # None: the default dtype, or what a caller gives
                 return Value("input", (), UNKNOWN, self.at(param), param.arg)
-        known_dtypes = annotated(param.annotation)
+        known_dtypes = told_of(param)
         of_arrays = self.source.numpy and self.function is not None and is_of_arrays(self.function.node)
         free = UNKNOWN if of_arrays else frozenset({f"~{param.arg}"})
         follows = free if known_dtypes is None else known_dtypes

@@ -146,6 +146,20 @@ def annotated(node: ast.expr | None) -> Dtypes | None:
     return None if name == "FloatTensor" else PLAIN_TYPES.get(name)
 
 
+WIDTHS = re.compile(
+    r"^(?:num|n)_[a-z]\w*$|(?:^|_)dims?$|^dim_\w+$|^(?:n_?)?heads$|_(?:heads|channels|planes)$|^d_?model$|^d_[kv]$|^(?:in|out)_features$"
+    r"|^(?:hidden|embed|patch|window|kernel|vocab|image|img|head|input|output|batch|block)_size$"
+)
+"""What an argument is called that says how many there are of something."""
+
+
+def told_of(param: ast.arg) -> Dtypes | None:
+    """What a parameter's annotation says of its dtype, or its name, where it is a number of something; None where it may be any tensor."""
+    if param.annotation is None and WIDTHS.search(param.arg):
+        return NUMBER
+    return annotated(param.annotation)
+
+
 def is_device(node: ast.expr | None) -> bool:
     """Whether an annotation says ``torch.device``."""
     return isinstance(node, ast.Attribute) and node.attr == "device" and ast_name(node.value) == "torch"
