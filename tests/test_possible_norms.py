@@ -35,6 +35,28 @@ def standard(x, eps=1e-5):
     return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps)  # <-
 """,
     ),
+    "norms by the length of a row": (
+        "norm-without-upcast",
+        """
+class RMSNorm(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.scale, self.gamma = dim**0.5, nn.Parameter(torch.ones(dim))
+
+    def forward(self, x):
+        return (F.normalize(x, dim=-1) * self.scale * self.gamma).to(x.dtype)  # <-
+
+
+class ScaleNorm(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.width, self.gain = dim, nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        length = torch.norm(x, dim=-1, keepdim=True) * self.width**-0.5  # <-
+        return x / length.clamp(min=1e-5) * self.gain
+""",
+    ),
     "sines of octaves": (
         "half-rope",
         """
@@ -227,6 +249,21 @@ def standard(x, eps=1e-5):
 
 def shifted(x, y):
     return (x - y.mean(-1, keepdim=True)).to(y.dtype) / x.std(-1, keepdim=True).float()
+""",
+    "norms by a length in fp32, and directions": """
+class RMSNorm(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.scale = dim**0.5
+
+    def forward(self, x):
+        wide = x.float()
+        return (wide / (wide.norm(dim=-1, keepdim=True) + 1e-5) * self.scale).to(x.dtype)
+
+
+class Direction(nn.Module):
+    def forward(self, x):
+        return x / (x.norm(dim=-1, keepdim=True) + 1e-4)
 """,
     "sines of octaves in fp32": """
 def fourier(x, first, last):

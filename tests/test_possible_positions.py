@@ -14,6 +14,16 @@ def components(image, rounds):
     marks = torch.arange(1, height * width + 1, device=image.device, dtype=image.dtype)  # <-
     return marks.reshape(1, 1, height, width)
 """,
+    "one number for each step of what is passed": """
+def warp(x, shift):
+    rows = torch.arange(x.shape[-2], device=x.device, dtype=x.dtype)  # <-
+    return F.grid_sample(x, rows[:, None] + shift)
+
+
+def points(height, width, dtype):
+    across = torch.arange(width, dtype=dtype)  # <-
+    return across[None], torch.arange(4, dtype=dtype)
+""",
     "one number for each cell of a volume": """
 def numbered(volume):
     d, h, w = volume.shape[-3:]
@@ -45,6 +55,15 @@ def grid(latents, rows, columns):
 }
 
 SOUND = {
+    "steps within lengths, and of whole numbers": """
+def reached(length, longest):
+    return torch.arange(longest, dtype=length.dtype, device=length.device)[None] < length[:, None]
+
+
+def order(x):
+    ids = torch.arange(x.numel(), dtype=x.dtype, device=x.device)
+    return ids, torch.arange(x.shape[0], dtype=torch.int64)
+""",
     "numbers in fp32 and integers": """
 def components(image, rounds):
     height, width = image.shape[-2:]

@@ -3,6 +3,7 @@ those of ``half_arithmetic``."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,8 @@ def norm_without_upcast(state: None, event: Computed) -> Iterator[Any]:
         return
     if value.op in ("sqrt", "pow"):
         yield from root_by_hand(value, event.scope)
+    if value.op in ("normalize", "div"):
+        yield from by_length(value, event.scope)
     if value.op not in ("mul", "div") or len(value.inputs) != 2:
         return
     yield from standardised(value, event.scope)
@@ -104,6 +107,33 @@ def root_by_hand(root: Value, scope: Scope) -> Iterator[Any]:
         "are left; square in fp32 and cast the root back",
         (TRAINING, shown_by(square.dtypes)),
         (Seen(square.at, "squared as it comes"), Seen(root.at, "the root")),
+    )
+
+
+NORMS = re.compile(r"norm|rms", re.I)
+
+
+def by_length(value: Value, scope: Scope) -> Iterator[Any]:
+    """``F.normalize(x, dim=-1) * scale``, ``x / (x.norm(dim=-1, keepdim=True) * width**-0.5 + eps)`` of a module that is called a norm."""
+    if not NORMS.search(scope.owner) or scope.kind != "module" or not value.inputs:
+        return
+    length: Value | None = value
+    if value.op == "div":
+        length = find(value.inputs[1], lambda v: v.op == "norm", lambda v: v.op not in OF_A_SPREAD | {"mul"}, 16)
+        if length is None or length.op != "norm" or not length.inputs or not same(length.inputs[0], value.inputs[0]):
+            return
+    assert length is not None
+    how = grade(length.dtypes, scope)
+    if how is None or "float32" in length.dtypes or "dtype" in length.options:
+        return
+    yield hit(
+        "norm-without-upcast",
+        length,
+        "possible",
+        f"the length that a norm divides by is rounded to {kept_in(how, length.dtypes)}: in bf16 it has 8 bits, and all of a row are off by up to "
+        "0.4 % together; take it of x.float()",
+        (TRAINING, shown_by(length.dtypes)),
+        (Seen(value.at, "divided by it"),) if value is not length else (),
     )
 
 

@@ -27,7 +27,7 @@ from precisionlint.valueflow import (
 
 FAMILY = Family(Automaton("half-positions", None))
 
-INTEGRAL = re.compile(r"(?:^~?|_)(?:ids?|idx|index|indices|labels?|tokens?|targets?)$", re.I)
+INTEGRAL = re.compile(r"(?:^~?|_)(?:ids?|idx|index|indices|labels?|tokens?|targets?|len(?:gth)?s?)$", re.I)
 """What holds integers, by its name or that of what a dtype follows."""
 
 ROTARY = re.compile(r"rot(?:ary|ate|_)|rope", re.I)
@@ -307,7 +307,7 @@ def half_arange(state: None, event: Computed) -> Iterator[Any]:
         return
     follows = how != "certain" or value.options["dtype"].op == "dtype_of"
     if follows and ("~weights" in value.dtypes or not PLACES.search(f"{event.scope.owner} {event.scope.function}")):
-        if not of_area(value):
+        if not of_area(value) and ("~weights" in value.dtypes or not along(value)):
             return  # levels, bins and the like are few; positions in the dtype of frequencies are half-rope
         how = "possible" if how != "certain" else how
     if SAMPLES.search(end_of(value).name):
@@ -350,6 +350,18 @@ def of_area(positions: Value) -> bool:
     end = end_of(positions)
     product = find(end, lambda v: v.op == "mul" and len(v.inputs) == 2, lambda v: v.op not in ("add", "sub", "mul"), 8)
     return product is not None and all(number(each) is None or number(each) == 0 for each in product.inputs)
+
+
+LENGTHS = re.compile(
+    r"^[hwHWTL]$|(?:^|_)(?:height|width|len(?:gth)?|seq(?:uence)?|frames?|steps|tokens|positions)(?:_|$)"
+)
+
+
+def along(positions: Value) -> bool:
+    """Whether positions count along a tensor, by its size or by what their end is called."""
+    end = end_of(positions)
+    sized = find(end, lambda v: v.op == "size" and v.name not in ("numel", "nelement"), limit=6) is not None
+    return sized or LENGTHS.search(end.name) is not None
 
 
 def cast_positions(value: Value, scope: Scope) -> Iterator[Any]:
