@@ -401,8 +401,11 @@ def container_method(it: Interpreter, state: State, instr: p.Call, obj: Obj, nam
         return one(state, NONE)
     if name in ("get", "pop", "setdefault", "popitem") and values and isinstance(values[0], Const):
         key = values[0].value
+        if name == "setdefault" and key not in items and len(values) > 1:
+            state.attributes(obj)[key] = values[1]
+            return one(state, values[1])
         if key in items:
-            return one(state, items[key])
+            return one(state, state.attributes(obj).pop(key) if name == "pop" else items[key])
         if "*" not in items:
             return one(state, values[1] if len(values) > 1 else NONE)
     if name == "get" and values and isinstance(values[0], Sym):

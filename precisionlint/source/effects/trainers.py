@@ -31,6 +31,7 @@ from precisionlint.source.values import (
     FALSE,
     NONE,
     Class,
+    Cond,
     Const,
     External,
     Func,
@@ -252,10 +253,28 @@ def step_by_hand(
 ) -> list[State]:
     """Manual optimisation: ``training_step`` itself runs backward, clips and steps, under the trainer's region and scaler."""
     step = method_of(it, state, module, "training_step")
-    precision = state.heap.get(trainer, {}).get("precision")
-    mixed = isinstance(precision, Const) and precision.value in MIXED_FP16
-    if step is None or not mixed or not BY_HAND.search(step.module.text) or not optimizers:
+    if step is None or not BY_HAND.search(step.module.text) or not optimizers:
         return [state]
+    after = []
+    for mixed, branch in in_mixed_fp16(it, state, state.heap.get(trainer, {}).get("precision")):
+        after += stepped(it, branch, instr, trainer, module, optimizers, step) if mixed else [branch]
+    return after
+
+
+def in_mixed_fp16(it: Interpreter, state: State, precision: Value | None) -> Iterator[tuple[bool, State]]:
+    """The paths on which a precision is mixed fp16, where the program says so itself or it is the default of what it asks for."""
+    given = precision.default if isinstance(precision, Sym) else precision
+    mixed = isinstance(given, Const) and given.value in MIXED_FP16
+    if mixed and isinstance(precision, Sym):
+        yield from it.fork(state, Cond(precision, "eq", const(MIXED_FP16[1]), True))
+    else:
+        yield mixed, state
+
+
+def stepped(
+    it: Interpreter, state: State, instr: p.Call, trainer: Value, module: Value, optimizers: list[Value], step: Func
+) -> list[State]:
+    """The states after one ``training_step`` under a trainer's fp16 region and scaler."""
     for optimizer in optimizers:
         state.attributes(optimizer)["engine"] = trainer
     state.attributes(module)["its optimizers"] = optimizers[0] if len(optimizers) == 1 else Tup(tuple(optimizers))
