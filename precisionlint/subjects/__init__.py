@@ -109,6 +109,7 @@ WRITTEN = (
     b"fp16_compression",
     b"Compression.fp16",
     b"torchtitan",
+    b"deepspeed.initialize",
     b'gradient_accumulation_steps":',
     b"gradient_accumulation_steps':",
 )

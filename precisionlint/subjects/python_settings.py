@@ -1,7 +1,7 @@
 """Settings in Python source that are configurations by another name: DeepSpeed's dicts, Megatron's arguments and config objects, torchtitan's
 training section, FSDP's mixed precision, DDP's communication hooks.
 
-Each is read where it is written down; what the program does with it afterwards is not followed.
+Each is read where it is written down, a dict with what the same block adds to it; what the program does with it elsewhere is not followed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from precisionlint.findings import Place
 from precisionlint.recipes import HALVES, UNKNOWN, Recipe, Setting
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File, deepspeed, megatron
+from precisionlint.subjects.grown import grown, literal
 from precisionlint.subjects.names import last_name
+from precisionlint.subjects.stated import defaults, stated
 from precisionlint.subjects.tree import Table, constant, joined, of_python, tables
 
 POLICIES = ("MixedPrecision", "MixedPrecisionPolicy")
@@ -48,14 +50,18 @@ def read(file: File) -> Iterator[Recipe]:
 
     Raises: UnreadableError.
     """
+    ways = grown(file.nodes)
     pending: list[ast.AST] = [file.syntax]
     while pending:
         node = pending.pop()
         inner = list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.Dict):
-            yield from _dict(file, node)
+        table = literal(node) if isinstance(node, ast.expr) else None
+        if table is not None:
+            assert isinstance(node, ast.expr)
+            for way in ways.get(node, [table]):
+                yield from _dict(file, way)
             inner = [each for each in inner if not isinstance(each, ast.Dict)]
-        elif isinstance(node, (ast.List, ast.Tuple)):
+        if isinstance(node, (ast.List, ast.Tuple)):
             yield from _arguments(file, node)
         elif isinstance(node, ast.Call):
             yield from _call(file, node)
@@ -152,15 +158,25 @@ def _policy(file: File, node: ast.Call) -> Iterator[Recipe]:
         return
     keyword = next((each for each in node.keywords if each.arg == "reduce_dtype"), None)
     setting = _setting(file, keyword) if keyword else Setting("reduce_dtype", constant(reduce), file.place(reduce))
-    values = [replace(setting, value=constant(value)) for value in _choices(file, reduce, node)]
+    held = list(_choices(file, reduce, node))
+    values = [replace(setting, value=constant(value)) for value in held]
     sure = all(value.half for value in values)
     tied = compute is not None and constant(reduce) is UNKNOWN and _is_one(reduce, compute)
     spoken = HALF.search(file.text) is not None
+    if not sure and not tied and (half := _stated(file, held, node)):
+        yield Recipe(at=setting.at, when=(), framework="FSDP", reduces=replace(setting, value=half), sure=False)
+        return
     if sure or tied or any(value.half or (spoken and value.value is UNKNOWN) for value in values):
         half = next((value.half for value in values if value.half), _half_named(file))
         setting = setting if setting.half else replace(setting, value=half)
         left = not (sure or (tied and spoken))
         yield Recipe(at=setting.at, when=(), framework="FSDP", reduces=setting, sure=sure, left=left)
+
+
+def _stated(file: File, held: list[ast.expr], call: ast.Call) -> str:
+    """The half that a setting is in if nobody gives it another value, or nothing; of a table, one of which no key is known, all are."""
+    found = [_half(value) for each in held if constant(each) is UNKNOWN for value in stated(file, each, call)]
+    return found[0] if all(found) and found else ""
 
 
 def _policy_of_another(file: File, node: ast.Call) -> Iterator[Recipe]:
@@ -176,13 +192,7 @@ def _default(file: File, node: ast.ClassDef | ast.FunctionDef) -> Iterator[Recip
         fields = [each for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)]
         given = {each.target.id: each.value for each in fields if isinstance(each.target, ast.Name)}
     else:
-        positional = [*node.args.posonlyargs, *node.args.args]
-        defaults = [None] * (len(positional) - len(node.args.defaults)) + [*node.args.defaults]
-        pairs = [
-            *zip(positional, defaults, strict=True),
-            *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True),
-        ]
-        given = {argument.arg: default for argument, default in pairs}
+        given = defaults(node)
     for name, value in given.items():
         known = SUMS.fullmatch(name) or (name == "reduce_dtype" and "param_dtype" in given)
         if value is not None and known and (half := _half(value)):
@@ -300,6 +310,11 @@ def _hooks(file: File, handed: list[ast.expr], call: ast.Call) -> Iterator[Recip
             half = name[:4].lower() if HOOK.fullmatch(name) else _half_of_hook(file, each)
             if half:
                 yield Recipe(at=at, when=(), framework="DDP", reduces=Setting(name, half, at))
+            elif isinstance(each, ast.Subscript):  # one of a table, by a setting
+                hooks = [last_name(one) for one in stated(file, each, call)]
+                name = hooks[0] if hooks and all(map(HOOK.fullmatch, hooks)) else ""
+                sums = Setting(name, name[:4].lower(), at)
+                yield from [Recipe(at=at, when=(), framework="DDP", reduces=sums, sure=False)] if name else []
 
 
 def _half_of_hook(file: File, hook: ast.expr) -> str:
