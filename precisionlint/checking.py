@@ -385,9 +385,9 @@ def coverage(results: Iterable[FileResult]) -> Coverage:
         len(results),
         sum(each.totals.read for each in results if not each.errors),
         sum(each.programs for each in totals),
-        sum(each.loops for each in totals),
-        sum(each.optimizers for each in totals),
-        sum(each.scalers for each in totals),
+        len({spot for each in totals for spot in each.loops}),
+        len({spot for each in totals for spot in each.optimizers}),
+        len({spot for each in totals for spot in each.scalers}),
         tuple(name for name, _ in recipes.most_common()),
         tuple(sorted(places, key=lambda place: (place.path, place.line, place.what))),
     )

@@ -147,6 +147,14 @@ class FileError(Struct, frozen=True):
     message: str
 
 
+class Spot(Struct, frozen=True):
+    """Where something stands: two files that lead to it have come across one thing."""
+
+    path: str
+    line: int
+    column: int
+
+
 class GaveUp(Struct, frozen=True):
     """A place where reading stopped following the program, and what it left unread there."""
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from precisionlint import documents, suppress
 from precisionlint.files import CONFIGURATIONS, LARGEST
-from precisionlint.findings import FileError, Finding, GaveUp, Place, Replacement, best
+from precisionlint.findings import FileError, Finding, GaveUp, Place, Replacement, Spot, best
 from precisionlint.source.screen import own_words, worth_parsing
 from precisionlint.subjects import SUBJECTS
 
@@ -63,9 +63,9 @@ class Totals(Struct):
 
     read: int = 0
     programs: int = 0
-    loops: int = 0
-    optimizers: int = 0
-    scalers: int = 0
+    loops: tuple[Spot, ...] = ()
+    optimizers: tuple[Spot, ...] = ()
+    scalers: tuple[Spot, ...] = ()
     recipes: tuple[str, ...] = ()
     gave_up: tuple[GaveUp, ...] = ()
     assumed: tuple[str, ...] = ()
@@ -238,9 +238,9 @@ def _joined(results: list[FileResult]) -> FileResult:
         Totals(
             max((each.read for each in totals), default=0),
             sum(each.programs for each in totals),
-            sum(each.loops for each in totals),
-            sum(each.optimizers for each in totals),
-            sum(each.scalers for each in totals),
+            tuple(spot for each in totals for spot in each.loops),
+            tuple(spot for each in totals for spot in each.optimizers),
+            tuple(spot for each in totals for spot in each.scalers),
             tuple(recipe for each in totals for recipe in each.recipes),
             tuple(place for each in totals for place in each.gave_up),
             tuple(name for each in totals for name in each.assumed),

@@ -293,6 +293,13 @@ class Interpreter:
         if len(ways) < WAYS:
             ways.append(dict(self.deciding) if len(ways) < WAYS - 1 else {})
 
+    def come_across(self, found: dict[Any, Where], state: State, value: Value, at: Any) -> None:
+        """Keeps an object that is used, if it was made here; what is handed in was made by somebody else."""
+        if isinstance(value, Obj):
+            found.setdefault(value.site[0], self.where(state, at))
+        elif not (isinstance(value, Sym) and value.key[0] in ("param", "attr", "index", "item")):
+            found.setdefault(value, self.where(state, at))
+
     def gave_up(self, state: State, node: Any, what: str, func: Func) -> None:
         """Keeps where reading of a call was given up: a root is no call, but the definition in its own file."""
         module = func.module if node is func.function.node else self.module_of(state)

@@ -97,6 +97,8 @@ class Reader(Struct, frozen=True):
         states = self.attempt(None, lambda: self.it.run_module(self.module, start.fork())) or []
         for state in states:
             self.it.emit(state, Closed(None, (), True))
+        seen = self.it.coverage
+        seen.programs += bool(self.it.entered or seen.loops or seen.optimizers or seen.scalers)
         states = self.thin(states) or [start]
         self.functions(states[0], rest=False)
         self.classes(states[0])

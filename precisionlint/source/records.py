@@ -10,7 +10,7 @@ from precisionlint.events import Adopted, Copied, Event, Owns, Weights, WeightsT
 from precisionlint.source import program as p
 from precisionlint.source.project import ProjectModule
 from precisionlint.source.state import State
-from precisionlint.source.values import Value
+from precisionlint.source.values import Const, Value
 
 NARROW, WIDEST = 2, 32
 """How many paths are followed side by side: few at first, so that every program is read to its end, then as many as the budget reaches
@@ -31,6 +31,12 @@ lead to what trains and does not train itself."""
 
 
 HALF = {"float16": "fp16", "bfloat16": "bf16"}
+MIXED_FP16 = ("fp16", "16-mixed", "16", 16)
+"""What frameworks call fp16 mixed precision."""
+MIXED_BF16: dict[object, str] = {"bf16": "bfloat16", "bf16-mixed": "bfloat16"}
+"""What they call bf16 mixed precision, which needs no scaler."""
+ADAPTED = "an adapter is put over it"
+"""How weights are frozen over which adapters are put."""
 
 
 Args = tuple[tuple[str | None, Value], ...]
@@ -64,16 +70,20 @@ class Paths(Struct):
 class Recipe(Struct):
     """How the programs of a file train, as far as it was seen.
 
-    ``halves``: weights that took fp16 or bf16; ``stepped``: those of each optimizer, None where they are unknown;
-    ``copies``: those of copied models, which are there to be averaged or saved.
+    ``told``: frameworks whose settings outside of the program say what it computes in. ``halves``: weights that took fp16 or bf16;
+    ``stepped``: those of each optimizer, None where they are unknown; ``masters``: those of which an optimizer steps fp32 copies;
+    ``copies``: those of copied models, which are there to be averaged or saved; ``adapted``: frozen ones with adapters over them.
     """
 
     regions: set[str] = field(default_factory=set)
-    scaler: bool = False
+    scalers: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
     optimizers: set[str] = field(default_factory=set)
     halves: set[tuple[str, Weights]] = field(default_factory=set)
     stepped: set[Weights | None] = field(default_factory=set)
+    masters: Weights = frozenset()
     copies: Weights = frozenset()
+    adapted: Weights = frozenset()
     clips: set[str] = field(default_factory=set)
 
     def note(self, event: Event) -> None:
@@ -81,6 +91,10 @@ class Recipe(Struct):
         if isinstance(event, WeightsTake):
             if event.dtype in HALF:
                 self.halves.add((HALF[event.dtype], event.weights))
+            elif event.how == ADAPTED:
+                self.adapted |= event.weights
+        elif isinstance(event, Owns) and event.copies_of is not None:
+            self.masters |= event.copies_of
         elif isinstance(event, Owns):
             self.stepped.add(event.weights)
         elif isinstance(event, Copied):
@@ -88,19 +102,46 @@ class Recipe(Struct):
             self.halves |= {(dtype, event.copy) for dtype, held in self.halves if overlap(held, event.weights)}
         elif isinstance(event, Adopted):
             self.halves = {(dtype, moved(held, event)) for dtype, held in self.halves}
-            self.copies = moved(self.copies, event)
+            self.copies, self.masters = moved(self.copies, event), moved(self.masters, event)
+            self.adapted = moved(self.adapted, event)
             self.stepped = {moved(held, event) if held is not None else None for held in self.stepped}
+
+    def computes(self, framework: str, precision: Value | None) -> None:
+        """Keeps what a framework's object computes in; one that is made without a precision asks whoever launches the program."""
+        word = precision.value if isinstance(precision, Const) else None
+        if precision is None and framework == "lightning":
+            return  # its Trainer asks nobody
+        if word in MIXED_FP16:
+            self.regions.add("fp16")
+            self.scalers.add(f"{framework}'s scaler")
+        elif word in MIXED_BF16:
+            self.regions.add("bf16")
+        elif word is None:
+            self.told.add(framework)
 
     def text(self) -> str:
         """In one line: ``fp16 autocast + GradScaler, AdamW on fp32 weights, clip 1.0``; empty where nothing trains."""
         if not self.optimizers:
             return ""
         forward = [f"{'/'.join(sorted(self.regions))} autocast"] if self.regions else []
-        forward += ["GradScaler"] if self.scaler else []
-        weights = "/".join(sorted({dtype for dtype, held in self.halves if self._steps(held)})) or "fp32"
-        parts = [" + ".join(forward) or "no autocast", f"{'/'.join(sorted(self.optimizers))} on {weights} weights"]
+        forward += sorted(self.scalers)
+        forward = forward or [f"what {each} is told to compute in" for each in sorted(self.told)]
+        parts = [" + ".join(forward) or "no autocast", f"{'/'.join(sorted(self.optimizers))} on {self.weights()}"]
         parts += [f"clip {'/'.join(sorted(self.clips))}"] if self.clips else []
         return ", ".join(parts)
+
+    def weights(self) -> str:
+        """What the optimizers step."""
+        found = {self._kind(dtype, held) for dtype, held in self.halves}
+        return " and ".join(sorted(each for each in found if each)) or "fp32 weights"
+
+    def _kind(self, dtype: str, held: Weights) -> str:
+        """What is stepped of weights that are half, or nothing."""
+        if overlap(held, self.masters):
+            return f"fp32 copies of {dtype} weights"
+        if overlap(held, self.adapted):
+            return f"adapters over {dtype} weights"
+        return f"{dtype} weights" if self._steps(held) else ""
 
     def _steps(self, weights: Weights) -> bool:
         """Whether an optimizer steps any of these weights, as far as it was seen; one that takes unknown ones takes no copies."""
@@ -112,9 +153,10 @@ class Coverage(Struct):
     """What reading came across."""
 
     programs: int = 0
-    loops: set[Any] = field(default_factory=set)
-    optimizers: set[Any] = field(default_factory=set)
-    scalers: set[Any] = field(default_factory=set)
+    loops: dict[Any, Where] = field(default_factory=dict)
+    optimizers: dict[Any, Where] = field(default_factory=dict)
+    scalers: dict[Any, Where] = field(default_factory=dict)
+    """What was come across -> where; of what a function is handed, the file that makes it says it."""
     recipe: Recipe = field(default_factory=lambda: Recipe())
     gave_up: dict[tuple[Any, Any], str] = field(default_factory=dict)
     assumed: set[str] = field(default_factory=set)

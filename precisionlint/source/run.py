@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from precisionlint import catalogue, documents
 from precisionlint.checks import Hit, Judge, all_rules
-from precisionlint.findings import Edit, FileError, Finding, Fix, GaveUp, Place, Step, best
+from precisionlint.findings import Edit, FileError, Finding, Fix, GaveUp, Place, Spot, Step, best
 from precisionlint.source.callers import NOTHING, Callers, Shown, shown
 from precisionlint.source.flow import callers as flow_callers
 from precisionlint.source.flow.evidence import Evidence
@@ -291,16 +291,22 @@ class Run:
     def count(self, total: Totals, reading: Reading, module: ProjectModule, places: Places) -> None:
         coverage = reading.coverage
         total.read += 1
-        total.programs += coverage.programs + 1
-        total.loops += len(coverage.loops)
-        total.optimizers += len(coverage.optimizers)
-        total.scalers += len(coverage.scalers)
+        total.programs += coverage.programs
+        total.loops += spots(coverage.loops, places)
+        total.optimizers += spots(coverage.optimizers, places)
+        total.scalers += spots(coverage.scalers, places)
         total.assumed += tuple(sorted(coverage.assumed))
         if recipe := coverage.recipe.text():
             total.recipes += (recipe,)
         for (where, node), what in coverage.gave_up.items():
             place = places.of(where, getattr(node, "node", node))
             total.gave_up += (GaveUp(place.path, place.line, what),)
+
+
+def spots(found: dict[Any, Where], places: Places) -> tuple[Spot, ...]:
+    """Where things stand that reading came across."""
+    at = (places.of(each.module, getattr(each.node, "node", each.node)) for each in found.values())
+    return tuple(Spot(place.path, place.line, place.column) for place in at)
 
 
 def of_test(hit: Hit, module: ProjectModule) -> bool:

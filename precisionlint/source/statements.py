@@ -200,7 +200,7 @@ def do_for(it: Interpreter, instr: p.For, state: State, after: list[State], exit
     iterable = evaluate(it, state, instr.iter)
     items = elements(it, state, iterable)
     if not instr.comprehension:
-        it.coverage.loops.add(instr.at)
+        it.coverage.loops.setdefault(instr.at, it.where(state, instr.at))
     if items and len(items) <= UNROLLED:
         states: list[State] = [state]
         broken: list[State] = []
@@ -290,7 +290,7 @@ def leave_loop(
 
 
 def do_while(it: Interpreter, instr: p.While, state: State, after: list[State], exits: list[Any]) -> None:
-    it.coverage.loops.add(instr.at)
+    it.coverage.loops.setdefault(instr.at, it.where(state, instr.at))
     endless = isinstance(instr.test, p.Const) and bool(instr.test.value)
     states = [state]
     done: list[State] = []

@@ -29,6 +29,7 @@ from precisionlint.source.effects.common import (
 )
 from precisionlint.source.evaluate import attribute
 from precisionlint.source.objects import model_weights
+from precisionlint.source.records import MIXED_BF16, MIXED_FP16
 from precisionlint.source.state import NOTHING, State, decide
 from precisionlint.source.values import (
     NONE,
@@ -52,10 +53,6 @@ if TYPE_CHECKING:
 
 NAMED = {"accelerate": re.compile(r"^_?accelerator$"), "fabric": re.compile(r"^_?fabric$")}
 """What an engine is called that comes from a caller that is not read."""
-MIXED_FP16 = ("fp16", "16-mixed", "16", 16)
-"""What frameworks call fp16 mixed precision."""
-MIXED_BF16: dict[object, str] = {"bf16": "bfloat16", "bf16-mixed": "bfloat16"}
-"""What they call bf16 mixed precision, which needs no scaler."""
 TRUE_HALF = {"bf16-true": "bfloat16", "16-true": "float16"}
 """What lightning calls half precision throughout: the weights are cast, and nothing keeps fp32 copies."""
 FULL = ("no", "32", "32-true", "64", "64-true")
@@ -97,6 +94,7 @@ def make_engine(it: Interpreter, state: State, instr: p.Call, callee: External, 
             attributes[name] = given
         elif argument(args, 99, "fp16") == TRUE:  # accelerate before 0.10
             attributes[name] = const("fp16")
+        it.coverage.recipe.computes(framework, attributes.get(name))
     backends = (argument(args, 99, backend) for backend in OTHER_BACKENDS)
     strategy = argument(args, 1 if framework == "fabric" else 99, "strategy")
     if any(value is not None and value != NONE for value in backends) or (

@@ -55,7 +55,7 @@ def make_optimizer(it: Interpreter, state: State, instr: p.Call, cls: str, args:
     if open_ended(args):
         settings += (("eps", None), ("fused", None))
     state.allocate(obj, {"params": params})
-    it.coverage.optimizers.add(instr.at)
+    it.coverage.optimizers.setdefault(instr.at, it.where(state, instr.at))
     it.coverage.recipe.optimizers.add(cls.rpartition(".")[2])
     plain = cls in it.apis.optimizers or cls == ANY_OPTIMIZER or adds_in_place(it, state, obj.cls)
     masters = False if plain else None
@@ -141,7 +141,7 @@ def adds_in_place(it: Interpreter, state: State, cls: Value | str) -> bool:
 
 
 def optimizer_method(it: Interpreter, state: State, instr: p.Call, optimizer: Value, name: str, args: Args) -> Outcome:
-    it.coverage.optimizers.add(optimizer.site[0] if isinstance(optimizer, Obj) else optimizer)
+    it.come_across(it.coverage.optimizers, state, optimizer, instr.at)
     me = named(optimizer, receiver_text(instr))
     if name == "zero_grad":
         it.emit(state, ZeroGrad(it.where(state, instr.at), when(state), optimizer_weights(it, state, optimizer), me))

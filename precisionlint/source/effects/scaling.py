@@ -103,9 +103,10 @@ def make_scaler(it: Interpreter, state: State, instr: p.Call, cls: str, args: Ar
             settings.append((setting_name, value.value))
     decided = chosen_half(it, state, "fp16")
     state.allocate(obj, {"enabled": enabled, "chosen": const(decided)})
-    it.coverage.scalers.add(instr.at)
+    it.coverage.scalers.setdefault(instr.at, it.where(state, instr.at))
     known = truth(state, enabled)
-    it.coverage.recipe.scaler = True
+    if known is not False:
+        it.coverage.recipe.scalers.add("GradScaler")
     condition = as_cond(enabled) if known is None else None
     labels = (*when(state), *((condition.text,) if condition is not None else decided))
     it.emit(
@@ -125,7 +126,7 @@ def autograd_backward(it: Interpreter, state: State, instr: p.Call, callee: Exte
 
 
 def scaler_method(it: Interpreter, state: State, instr: p.Call, scaler: Value, name: str, args: Args) -> Outcome:
-    it.coverage.scalers.add(scaler.site[0] if isinstance(scaler, Obj) else scaler)
+    it.come_across(it.coverage.scalers, state, scaler, instr.at)
     enabled: Value = state.heap.get(scaler, {}).get("enabled", TRUE)
     if name == "is_enabled":
         return one(state, enabled)

@@ -23,9 +23,10 @@ from precisionlint.source.effects.common import (
     short,
     when,
 )
-from precisionlint.source.effects.engines import MIXED_FP16, cast, engine_name, engine_of, scaling, true_half
+from precisionlint.source.effects.engines import cast, engine_name, engine_of, scaling, true_half
 from precisionlint.source.evaluate import class_attribute, elements
 from precisionlint.source.objects import dtype_of, is_container, model_weights, named
+from precisionlint.source.records import MIXED_FP16
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     FALSE,

@@ -28,6 +28,7 @@ from precisionlint.source.effects.engines import may_run_half
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import element_of, elements
 from precisionlint.source.objects import DTYPES, dtype_of, is_container, model_weights, weight_path
+from precisionlint.source.records import ADAPTED
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     FALSE,
@@ -123,7 +124,7 @@ def with_adapters(it: Interpreter, state: State, instr: p.Call, args: Args) -> O
     model = argument(args, 0, "model")
     if not isinstance(model, (Obj, Sym)):
         return call_unknown(it, state, instr, External("peft"), args)
-    freeze(it, state, instr, model, "an adapter is put over it")
+    freeze(it, state, instr, model, ADAPTED)
     it.adapted.add(model)
     if argument(args, 99, "autocast_adapter_dtype") == FALSE:
         add_adapter(it, state, instr, model, "get_peft_model(autocast_adapter_dtype=False)", args)
