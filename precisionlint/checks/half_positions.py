@@ -10,6 +10,7 @@ from typing import Any
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.checks.half_arithmetic import AUTOCAST, HALF_WEIGHTS, TRAINING, grade, hit, kept_in, short, untold
 from precisionlint.valueflow import (
+    INTEGERS,
     NUMBER,
     VIEWS,
     Computed,
@@ -291,9 +292,16 @@ def half_arange(state: None, event: Computed) -> Iterator[Any]:
         yield from cast_positions(value, event.scope)
     elif value.op == "index_put":
         yield from written_positions(value, event.scope)
-    if value.op != "arange" or "dtype" not in value.options:
-        return
-    how = grade(value.dtypes, event.scope)
+    for place, use in used_as_positions(value, event.scope):
+        made = made_in_half if place.op == "arange" else cast_positions
+        yield from made(place, event.scope, Seen(value.at, use))
+    if value.op == "arange" and "dtype" in value.options:
+        yield from made_in_half(value, event.scope)
+
+
+def made_in_half(value: Value, scope: Scope, use: Seen | None = None) -> Iterator[Any]:
+    """Positions that are counted in half; ``use``: what shows that they are positions, where no name says it."""
+    how = grade(value.dtypes, scope)
     chosen = value.dtypes - {"float32"}  # an argument that is fp32 unless a caller says otherwise
     if how is None and value.options["dtype"].op == "input" and chosen and may_be_half(chosen):
         how = "possible"
@@ -306,7 +314,8 @@ def half_arange(state: None, event: Computed) -> Iterator[Any]:
     if how != "certain" and (of_integers or any(INTEGRAL.search(atom) for atom in value.dtypes)):
         return
     follows = how != "certain" or value.options["dtype"].op == "dtype_of"
-    if follows and ("~weights" in value.dtypes or not PLACES.search(f"{event.scope.owner} {event.scope.function}")):
+    named_so = use is not None or PLACES.search(f"{scope.owner} {scope.function}") is not None
+    if follows and ("~weights" in value.dtypes or not named_so):
         if not of_area(value) and ("~weights" in value.dtypes or not along(value)):
             return  # levels, bins and the like are few; positions in the dtype of frequencies are half-rope
         how = "possible" if how != "certain" else how
@@ -320,6 +329,7 @@ def half_arange(state: None, event: Computed) -> Iterator[Any]:
         how,
         COUNTS_TO.format(f"made in {kept_in(how, value.dtypes)}"),
         (shown_by(value.dtypes),),
+        (use,) if use is not None else (),
         fix=Remedy(
             (Change("argument", value.at, "dtype", "torch.float32"),),
             "what is computed from the positions becomes fp32",
@@ -364,23 +374,69 @@ def along(positions: Value) -> bool:
     return sized or LENGTHS.search(end.name) is not None
 
 
-def cast_positions(value: Value, scope: Scope) -> Iterator[Any]:
-    """``torch.arange(length).to(x.dtype)``, in what makes positions by its name."""
+COMPARED = re.compile(r"len(?:gth)?s?$|^seq_?lens?$|^valid|^n_(?:frames|tokens|valid)|^cu_seqlens")
+"""What positions are compared with."""
+WAVES = frozenset({"sin", "cos"})
+
+
+def used_as_positions(value: Value, scope: Scope) -> Iterator[tuple[Value, str]]:
+    """What is counted in half, with what a value does with it that only positions are for, whatever the code is called: the sines of it
+    times frequencies, the distances between all of it, a look-up, a comparison with lengths."""
+    if value.op in WAVES and value.inputs:
+        product = find(value.inputs[0], lambda v: v.op in PRODUCTS and len(v.inputs) == 2, unmade, 12)
+        for place, other in (product.inputs, product.inputs[::-1]) if product is not None else ():
+            told = product is not None and grade(product.dtypes, scope) is not None and frequencies(other) is not None
+            if number(other) is None and other.dtypes != NUMBER and not told:  # by half-rope
+                yield from ((each, f"its {value.op}, times frequencies") for each in counted_in_half(place))
+    elif value.op == "sub" and len(value.inputs) == 2:
+        left, right = (list(counted_in_half(each)) for each in value.inputs)
+        if left and left == right and value.inputs[0] is not value.inputs[1]:
+            yield left[0], "the distances between them"
+    elif value.op == "cast" and value.inputs and value.dtypes <= INTEGERS:
+        yield from ((each, "cast to an index") for each in counted_in_half(value.inputs[0]))
+    elif value.op == "test" and len(value.inputs) == 2:
+        for place, other in (value.inputs, value.inputs[::-1]):
+            if named(other, COMPARED):
+                yield from ((each, "compared with lengths") for each in counted_in_half(place))
+
+
+PRODUCTS = frozenset({"mul", "outer", "matmul"})
+STEPS = VIEWS | {"mul", "add", "div", "floordiv"}
+"""What makes other positions of some."""
+
+
+def counted_in_half(value: Value) -> Iterator[Value]:
+    """The positions in a value that are made in half, or cast to it."""
+    made = find(value, lambda v: v.op in ("arange", "cast"), lambda v: v.op not in STEPS, 12)
+    if (
+        made is not None
+        and made.op == "cast"
+        and made.inputs
+        and any(s.op == "arange" for s in sources(made.inputs[0]))
+    ) or (made is not None and made.op == "arange" and "dtype" in made.options):
+        yield made
+
+
+def cast_positions(value: Value, scope: Scope, use: Seen | None = None) -> Iterator[Any]:
+    """``torch.arange(length).to(x.dtype)``, in what makes positions by its name or, as is seen, by its ``use``."""
     counted = next((s for s in sources(value.inputs[0]) if s.op == "arange"), None) if value.inputs else None
     if counted is None or not counted.inputs or not may_be_half(value.dtypes) or scope.enabled is False or scope.setup:
         return
     if "~weights" in value.dtypes or any(INTEGRAL.search(atom) for atom in value.dtypes):
         return
-    if not PLACES.search(f"{scope.owner} {scope.function}") or few(counted) or SAMPLES.search(end_of(counted).name):
+    named_so = use is not None or PLACES.search(f"{scope.owner} {scope.function}") is not None
+    if not named_so or few(counted) or SAMPLES.search(end_of(counted).name):
         return
     if all(number(each) is not None for each in counted.inputs):
         return
+    how = (grade(value.dtypes, scope) if use is not None else None) or "possible"
     yield hit(
         "half-arange",
         value,
-        "possible",
-        COUNTS_TO.format(f"cast to {kept_in('possible', value.dtypes)}"),
+        how,
+        COUNTS_TO.format(f"cast to {kept_in(how, value.dtypes)}"),
         (shown_by(value.dtypes),),
+        (use,) if use is not None else (),
     )
 
 

@@ -47,6 +47,7 @@ from precisionlint.valueflow import (
     Value,
     agreed,
     constant,
+    may_be_half,
     promote_values,
     sources,
 )
@@ -498,6 +499,8 @@ class Frame:
                 return constant(same)
             if isinstance(node.ops[0], (ast.NotEq, ast.IsNot)):
                 return constant(not same)
+        if any(may_be_half(value.dtypes) for value in values):
+            return self.made("test", values, BOOL, node)
         return Value("test", tuple(values), BOOL, self.at(node))
 
     def bool_op(self, node: ast.BoolOp) -> Value:
