@@ -16,7 +16,7 @@ from precisionlint import documents, suppress
 from precisionlint.findings import FileError, Finding, Place, Report
 from precisionlint.writing import replace_file
 
-BRACKET = re.compile(r"(#\s*precisionlint:\s*ignore\s*\[)([^\]]*)\]")
+BRACKET = re.compile(r"(#\s*precisionlint\s*:\s*ignore\s*\[)([^\]]*)\]", re.I)
 
 
 class _Edit(Struct, frozen=True):

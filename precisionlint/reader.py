@@ -123,7 +123,7 @@ def concerns(display: str, data: bytes, own: tuple[bytes, ...] = ()) -> bool:
     kind = documents.kind(display)
     if kind == "notebook":
         return True
-    if kind != "other" and (suppress.MARK in data or worth_parsing(data, own)):
+    if kind != "other" and (suppress.speaks(data) or worth_parsing(data, own)):
         return True
     return holds_subject(display, data)
 

@@ -22,11 +22,18 @@ from msgspec.structs import replace
 from precisionlint import catalogue
 from precisionlint.findings import Edit, Finding, Fix, Place, Suppressed
 
-MARK = b"precisionlint:"
+MARK = re.compile(rb"#\s*precision[-_]?lint\b", re.I)
 """What a file must hold to be looked through at all."""
+NAMES = (b"precisionlint", b"precision-lint", b"precision_lint")
 UNUSED, UNREASONED = "unused-ignore", "ignore-without-reason"
 RULES = (UNUSED, UNREASONED)
-COMMENT = re.compile(r"#\s*precisionlint:\s*(?P<word>[\w-]*)\s*(?:\[(?P<rules>[^\]]*)\])?(?P<reason>[^#]*)")
+COMMENT = re.compile(
+    r"#\s*(?P<begins>precisionlint\s*:|precision[-_]?lint\b\s*[:-]?(?=\s*ignore(?:[-_]file)?(?![\w-])))"
+    r"\s*(?P<word>[\w-]*)\s*(?:\[(?P<rules>[^\]]*)\])?(?P<reason>[^#]*)",
+    re.I,
+)
+"""A comment for this program, and one that was meant for it: without the colon, or by another name."""
+BEGINS = "precisionlint:"
 WORDS = ("ignore", "ignore-file")
 
 
@@ -42,6 +49,13 @@ class Comment(Struct, frozen=True):
     """Whether nothing but comments and the docstring stands before it."""
     next_line: int
     """The line of code below a comment that has a line of its own, else 0."""
+    begins: str = BEGINS
+    """How it begins; what begins otherwise was meant to silence something, and does not."""
+
+    @property
+    def heard(self) -> bool:
+        """Whether it has the form of a comment that silences something."""
+        return self.word in WORDS and self.begins == BEGINS
 
 
 class Statements(Struct, frozen=True, dict=True):
@@ -69,9 +83,15 @@ def decoded(data: bytes) -> str:
     return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
 
 
+def speaks(data: bytes) -> bool:
+    """Whether a file holds a comment for this program, or what was meant as one."""
+    text = data.lower()
+    return any(name in text for name in NAMES) and MARK.search(data) is not None
+
+
 def comments(path: str, data: bytes) -> tuple[Comment, ...]:
     """The comments of a program that speak to this one, in order; none where it is no Python."""
-    if MARK not in data:
+    if not speaks(data):
         return ()
     found: list[Comment] = []
     waiting: list[int] = []
@@ -106,7 +126,7 @@ def comments(path: str, data: bytes) -> tuple[Comment, ...]:
 def configuration_comments(path: str, data: bytes) -> tuple[Comment, ...]:
     """The comments of a configuration that speak to this program: from a `#` at a line's start or after a space, in YAML, shell scripts and
     the JSON that takes comments. Each line is a statement of its own."""
-    if MARK not in data:
+    if not speaks(data):
         return ()
     found: list[Comment] = []
     waiting: list[int] = []
@@ -136,8 +156,9 @@ def _comment(match: re.Match[str], path: str, line: int, column: int, *, top: bo
             rules.append((word[0], place(offset + word.start(), offset + word.end())))
     reason = match["reason"].strip()
     end = match.end("rules") + 1 if match["rules"] is not None else match.end("word")
-    whole = match["word"] == "ignore-file"
-    return Comment(place(match.start(), end), match["word"], tuple(rules), reason, whole, top, 0)
+    form = match["word"].lower()
+    begins = re.sub(r"\s", "", match["begins"]).lower()
+    return Comment(place(match.start(), end), form, tuple(rules), reason, form == "ignore-file", top, 0, begins)
 
 
 def statements(data: bytes) -> Statements | None:
@@ -198,7 +219,7 @@ def apply(
         by = None
         for index in indices:
             for word, names in means[index].items():
-                if comments[index].word in WORDS and finding.rule in names:
+                if comments[index].heard and finding.rule in names:
                     used.add((index, word))
                     by = comments[index] if by is None else by
         if by is None:
@@ -211,7 +232,7 @@ def apply(
     whole = [index for index, each in enumerate(comments) if each.whole and each.top]
     for index, comment in enumerate(comments):
         own = dict.fromkeys([index, *whole])
-        if UNREASONED in rules and comment.word in WORDS and not comment.reason:
+        if UNREASONED in rules and comment.heard and not comment.reason:
             take(_finding(UNREASONED, "says no reason: write one after the bracket", comment.at), own)
         if UNUSED in rules and judge:
             for place, message in _unused(index, comment, means[index], used, rules):
@@ -225,11 +246,18 @@ def apply(
 def _unused(
     index: int, comment: Comment, means: dict[str, frozenset[str]], used: set[tuple[int, str]], rules: frozenset[str]
 ) -> Iterator[tuple[Place, str]]:
+    if comment.begins != BEGINS:
+        yield comment.at, f"silences nothing: it must begin with '# {BEGINS} {comment.word}', not '# {comment.begins}'"
+        return
     if comment.word not in WORDS:
         yield comment.at, f"silences nothing: '{comment.word}' is neither ignore[…] nor ignore-file[…]"
         return
     if not comment.rules:
-        yield comment.at, f"silences nothing: it names no rule, as {comment.word}[clip-before-unscale] does"
+        first = re.split(r"[\s,:]", comment.reason, maxsplit=1)[0]
+        if first and _meant(first):
+            yield comment.at, f"silences nothing: a rule stands in brackets, {comment.word}[{first}]"
+        else:
+            yield comment.at, f"silences nothing: it names no rule, as {comment.word}[clip-before-unscale] does"
         return
     if comment.whole and not comment.top:
         yield comment.at, "silences nothing: ignore-file counts only above the file's first statement"
@@ -249,14 +277,14 @@ def _unused(
 
 def _meant(word: str) -> frozenset[str]:
     try:
-        return catalogue.select([word])
+        return catalogue.select([word.lower()])
     except catalogue.UnknownNameError:
         return frozenset()
 
 
 def _unknown(word: str) -> str:
     try:
-        catalogue.select([word])
+        catalogue.select([word.lower()])
     except catalogue.UnknownNameError as error:
         return str(error)
     return ""

@@ -44,6 +44,8 @@ def on_clip(comment: str, text: str = CLIP) -> str:
         "# precisionlint: ignore[all]",
         "# noqa: E501  # precisionlint: ignore[clip-before-unscale]",
         f"{COMMENT}  # noqa: E501",
+        "# PRECISIONLINT: IGNORE[CLIP-BEFORE-UNSCALE] as all comments here are written",
+        "# PrecisionLint : Ignore[clip-before-unscale]",
         "# precisionlint: ignore[tf32-off]  # precisionlint: ignore[clip-before-unscale]",
     ],
 )
@@ -63,6 +65,8 @@ def test_a_comment_on_the_line_silences_what_it_names(comment: str):
         "# precisionlint: ignored[clip-before-unscale]",
         "# noqa",
         "# precisionlint ignore[clip-before-unscale]",
+        "# precision-lint: ignore[clip-before-unscale]",
+        "# precisionlint: ignore clip-before-unscale",
     ],
 )
 def test_other_comments_silence_nothing(comment: str):
@@ -149,6 +153,9 @@ def test_a_comment_that_silences_nothing_is_a_finding_at_the_name():
         ("ignore[clip-befor-unscale]", "did you mean 'clip-before-unscale'?"),
         ("ignore", "it names no rule, as ignore[clip-before-unscale] does"),
         ("ignore[]", "it names no rule"),
+        ("ignore clip-before-unscale", "a rule stands in brackets, ignore[clip-before-unscale]"),
+        ("ignore all, as published", "a rule stands in brackets, ignore[all]"),
+        ("ignore this line", "it names no rule"),
         ("skip[clip-before-unscale]", "'skip' is neither ignore[…] nor ignore-file[…]"),
         ("ignore-file[clip-before-unscale]", "ignore-file counts only above the file's first statement"),
     ],
@@ -157,6 +164,22 @@ def test_a_comment_that_cannot_silence_anything_says_why(comment: str, said: str
     ((line, _, message),) = unused(on_clip(f"# precisionlint: {comment}"))
     assert line == CLIP_LINE
     assert said in message
+
+
+@pytest.mark.parametrize(
+    ("comment", "said"),
+    [
+        ("# precision-lint: ignore[clip-before-unscale]", "must begin with '# precisionlint: ignore', not '# precision-lint:'"),
+        ("# Precision_Lint: ignore-file[all]", "must begin with '# precisionlint: ignore-file', not '# precision_lint:'"),
+        ("# precisionlint ignore[clip-before-unscale]", "must begin with '# precisionlint: ignore', not '# precisionlint'"),
+        ("# precisionlint-ignore: clip-before-unscale", "must begin with '# precisionlint: ignore', not '# precisionlint-'"),
+        ("# precisionlint ignores the clip below", ""),
+        ("# precision-lint: a note", ""),
+    ],
+)  # fmt: skip
+def test_a_comment_that_was_meant_to_silence_something_says_what_it_lacks(comment: str, said: str):
+    messages = [message for _, _, message in unused(on_clip(comment, SOUND))]
+    assert [said in message for message in messages] == ([True] if said else [])
 
 
 @pytest.mark.parametrize(

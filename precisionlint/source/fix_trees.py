@@ -21,7 +21,7 @@ OUTSIDE = re.compile(r"(?<![\w.])(?:torch|triton\.language|transformer_engine\.p
 """A name of an outside API in the text of an edit."""
 DTYPE = re.compile(r"(?:float|int)\d+$|\.half$")
 FP8 = re.compile(r"dtype|fp8|float8|e4m3|e5m2|f8", re.I)
-COMMENT = re.compile(r"#\s*precisionlint:\s*[\w-]+\s*\[(?P<words>[^\]]*)\][^#]*")
+COMMENT = re.compile(r"#\s*precisionlint\s*:\s*[\w-]+\s*\[(?P<words>[^\]]*)\][^#]*", re.I)
 """A comment for this program up to the next one."""
 DEVICES = {"torch.cuda.amp.": "cuda", "torch.cpu.amp.": "cpu"}
 
