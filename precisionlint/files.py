@@ -2,11 +2,13 @@
 
 A folder is walked without what git ignores (`.gitignore` files from the repository's root down, `.git/info/exclude`;
 not a user's global ignore file), what the settings exclude, environments and hidden names. Links to folders are not followed, as git
-does not follow them, so no walk is endless. What is in the files matters for configurations alone: most JSON is none.
+does not follow them, so no walk is endless; links to nothing, pipes and sockets are passed over. What is in the files matters for
+configurations alone: most JSON is none.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -139,8 +141,18 @@ def _walk(top: Path, prefix: str, configuration: Configuration, kinds: Kinds) ->
                     yield _Found(display, Path(entry.path), str(inside))
             elif entry.is_file(follow_symlinks=False):
                 yield _Found(display, Path(entry.path), str(inside))
-            elif not os.path.isdir(entry):  # `entry.is_dir()` raises on a link to itself
+            elif not os.path.isdir(entry) and _leads_to_a_file(
+                entry.path
+            ):  # `entry.is_dir()` raises on a link to itself
                 yield _file(entry.path, display)
+
+
+def _leads_to_a_file(path: str) -> bool:
+    """Whether there is a file to read behind what a folder holds, or may be: that it may not be looked at is an error."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def _is_configuration(entry: os.DirEntry[str], kinds: Kinds) -> bool:

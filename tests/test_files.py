@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -136,10 +137,13 @@ def test_the_order_of_arguments_does_not_matter():
     assert errors(*arguments) == [("also gone", "no such file or folder"), ("gone", "no such file or folder")]
 
 
-def test_a_dead_link_is_one_error_named_or_found():
+def test_a_dead_link_is_an_error_where_it_is_named():
     write("p/a.py")
     os.symlink("nowhere.py", "p/dead.py")
-    assert errors("p/dead.py") == errors("p") == [("p/dead.py", "link to nothing")]
+    os.symlink("a.py/below.py", "p/deeper.py")
+    assert errors("p/dead.py") == [("p/dead.py", "link to nothing")]
+    assert errors("p/deeper.py") == [("p/deeper.py", "not a directory")]
+    assert errors("p") == []
     assert names("p") == ["p/a.py"]
 
 
@@ -149,8 +153,8 @@ def test_links_in_circles_end():
     os.symlink("..", "p/up")
     os.symlink(".", "p/package.py")
     assert names("p") == ["p/a.py"]
-    assert errors("p") == [("p/self.py", "too many levels of symbolic links")]
-    assert errors("p/self.py") == errors("p")
+    assert errors("p/self.py") == [("p/self.py", "too many levels of symbolic links")]
+    assert errors("p") == []
 
 
 def test_a_link_to_a_folder_is_followed_where_it_is_named_only():
@@ -161,10 +165,27 @@ def test_a_link_to_a_folder_is_followed_where_it_is_named_only():
     assert names("p/link") == ["p/link/a.py"]
 
 
-def test_what_is_no_regular_file_is_an_error_and_never_opened():
-    Path("p").mkdir()
+def test_what_is_no_regular_file_is_never_opened_and_an_error_where_it_is_named():
+    write("p/a.py")
     os.mkfifo("p/pipe.py")
-    assert errors("p/pipe.py") == errors("p") == [("p/pipe.py", "not a regular file")]
+    os.symlink("pipe.py", "p/to_pipe.py")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("p/socket.py")
+        for name in ("p/pipe.py", "p/to_pipe.py", "p/socket.py"):
+            assert errors(name) == [(name, "not a regular file")]
+        assert (names("p"), errors("p")) == (["p/a.py"], [])
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="needs a user who can be refused")
+def test_a_link_into_a_folder_that_may_not_be_entered_is_an_error():
+    write("closed/a.py")
+    Path("p").mkdir()
+    os.symlink("../closed/a.py", "p/a.py")
+    Path("closed").chmod(0)
+    try:
+        assert errors("p") == [("p/a.py", "permission denied")]
+    finally:
+        Path("closed").chmod(0o755)
 
 
 @pytest.mark.parametrize("given", ["", "a.py/x", "x" * 5000])
