@@ -240,7 +240,7 @@ def read(path: Path) -> Settings | None:
         return None
     reader = _Reader(path, text)
     if not isinstance(table, dict):
-        raise reader.wrong("precisionlint", "must be a table")
+        raise reader.wrong("precisionlint", f"{SECTION} must be a table, [{SECTION}], not {_toml(table)}")
     values = {}
     for key, value in table.items():
         if key not in KEYS:

@@ -358,6 +358,22 @@ def test_what_the_command_line_or_a_program_gives_is_held_to_the_same(capsys):
         precisionlint.check("train.py", torch_version=">=2.9,<2.4")
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "given"),
+    [
+        ("[tool]\nprecisionlint = 3\n", 2, "3"),
+        ("[[tool.precisionlint]]\nselect = ['all']\n", 1, '[{ "select" = ["all"] }]'),
+        ("tool.precisionlint = ['loss-scaling']\n", 1, '["loss-scaling"]'),
+    ],
+)
+def test_a_section_that_is_no_table_is_said(text: str, line: int, given: str, capsys):
+    Path("pyproject.toml").write_text(text)
+    Path("a.py").write_text("import torch\n")
+    assert cli.main(["check", "a.py"]) == 2
+    told = f"pyproject.toml:{line}: tool.precisionlint must be a table, [tool.precisionlint], not {given}\n"
+    assert capsys.readouterr().err.endswith(told)
+
+
 def test_a_configuration_that_is_a_link_to_nothing_is_said(capsys):
     write("train.py")
     Path("precisionlint.toml").symlink_to("gone.toml")

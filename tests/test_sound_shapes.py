@@ -193,3 +193,39 @@ def train(model, optimizer, x):
 )
 def test_what_is_claimed_to_be_fp32_is_so(tmp_path: Path, claim: str, found: list[str]):
     assert rules(tmp_path, BATCH_NORM.format(claim=claim)) == found
+
+
+STARRED = """
+import torch
+from torch import *
+from torch.nn import *
+from torch.nn.functional import *
+from torch.optim import *
+from torch.cuda.amp import *
+
+
+def train(loader, path):
+    model = Sequential(Linear(64, 10), ReLU()).to("cuda")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    scaler = GradScaler()
+    for x, y in loader:
+        optimizer.zero_grad()
+        with autocast(dtype=float16):
+            loss = cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+
+
+def positions(n):
+    return arange(n, dtype=bfloat16)
+"""
+
+
+def test_star_imports_of_torch_bring_in_what_they_are_known_for(tmp_path: Path):
+    found = ["step-bypasses-scaler", "scaler-not-checkpointed", "half-arange"]
+    assert rules(tmp_path, STARRED) == found
+    own = STARRED.replace("from torch.cuda.amp import *", "from torch.cuda.amp import *\nfrom own import *")
+    scaler = "class GradScaler:\n    def scale(self, loss):\n        return loss\n"
+    assert rules(tmp_path, own, own=scaler) == ["fp16-without-scaler", "half-arange"]  # the last import counts
+    assert rules(tmp_path, STARRED.replace("from torch.cuda.amp import *\n", "")) == found  # torch has both as well

@@ -48,6 +48,8 @@ class Apis(Record, frozen=True, eq=False):
     averages: frozenset[str]
     plain_optim: frozenset[str]
     engine_arguments: tuple[str, ...]
+    stars: dict[str, tuple[str, ...]]
+    """Module -> the names that a star import of it brings in, as far as they are known."""
     own: dict[str, str] = field(default_factory=dict)
     """Names that the settings say of what they act as: the name of this table that does the same."""
     kinds: dict[str, str] = field(default_factory=dict)
@@ -64,6 +66,10 @@ class Apis(Record, frozen=True, eq=False):
             | self.averages
         )
         return sorted({*classes, *self.autocast, *self.clips, *self.norms, *self.engines, *self.other_optimizers})
+
+    def star(self, module: str) -> dict[str, str]:
+        """What a star import of a module outside of the project brings in: name -> canonical name. Of one that is not known nothing."""
+        return {name: self.canonical(f"{module}.{name}") for name in self.stars.get(module, ())}
 
     def canonical(self, name: str) -> str:
         return self.aliases.get(name, name)
@@ -129,4 +135,5 @@ def table(frameworks: tuple[tuple[str, str], ...] = ()) -> Apis:
         averages=frozenset(data["averages"]["names"]),
         plain_optim=frozenset(data["training-arguments"]["plain"]),
         engine_arguments=tuple(data["training-arguments"]["engines"]),
+        stars={module: tuple(names.split()) for module, names in data["stars"].items() if module != "read-in"},
     )

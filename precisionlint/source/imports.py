@@ -90,6 +90,9 @@ def do_import(it: Interpreter, instr: p.Import, state: State, after: list[State]
         return
     if path is None:
         if instr.name == "*":
+            known = it.apis.star(instr.module) if not instr.level else {}
+            for exported, full in known.items():
+                it.bind_name(state, exported, External(full))
             bind_usual(it, state)
             return
         prefix = "." * instr.level + instr.module

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 
 from precisionlint.findings import Place
-from precisionlint.source.apis import USUAL
+from precisionlint.source.apis import USUAL, table
 from precisionlint.source.parsing import walk
 from precisionlint.valueflow import BOOL, INTEGERS, WEIGHTS, Value
 
@@ -101,7 +101,8 @@ class Source(Struct, eq=False, dict=True):
             for name in made(statement):
                 found.setdefault(name, []).append(statement)
         for statement in found.pop("*", ()):
-            for name in USUAL.keys() - found.keys():
+            module = statement.module if isinstance(statement, ast.ImportFrom) and not statement.level else None
+            for name in (USUAL.keys() | table().star(module or "").keys()) - found.keys():
                 found[name] = [statement]
         return found
 

@@ -223,6 +223,11 @@ class Flow:
             return Value("file", name=outside, ref=path)
         return Value("import", name=outside, ref=(path, name))
 
+    def star(self, source: Source, node: ast.ImportFrom) -> dict[str, str]:
+        """What a star import brings in, as far as it is known."""
+        known = {} if node.level or not node.module else self.apis.star(node.module)
+        return known if known and source.project.resolve(node.module or "", 0, source.file.path) is None else {}
+
     def resolve(self, value: Value, hops: int = 0) -> Value:
         """The value of an imported name; the file is read when this is first asked."""
         if value.op != "import" or hops > 5:

@@ -347,7 +347,9 @@ def import_from(frame: Frame, node: ast.ImportFrom) -> None:
             value = frame.flow.import_name(frame.source, node.module or "", node.level, alias.name)
             frame.names[alias.asname or alias.name] = value
             continue
-        for name, full in USUAL.items():  # of a star import nothing else is known
+        for name, full in frame.flow.star(frame.source, node).items():
+            frame.names[name] = Value("external", name=full)
+        for name, full in USUAL.items():  # of a star import that is not known nothing else is
             frame.names.setdefault(name, Value("external", name=full))
 
 
