@@ -286,10 +286,12 @@ class SchedulerStep(Event, frozen=True, eq=False):
 
 
 class ScaleRead(Event, frozen=True, eq=False):
-    """The scale is brought to the host (``get_scale()``); ``loop``: the innermost loop that this stands in."""
+    """The scale is brought to the host (``get_scale()``); ``loop``: the innermost loop that this stands in; ``compared``: it is held against
+    the scale at another time."""
 
     scaler: Named
     loop: Hashable = None
+    compared: bool = False
 
 
 class Collective(Event, frozen=True, eq=False):

@@ -15,6 +15,7 @@ from typing import Any
 from precisionlint.checks.base import Automaton, Family, Hit, Remedy, Seen
 from precisionlint.findings import Confidence, Severity
 from precisionlint.valueflow import (
+    HALF,
     NUMBER,
     RANK,
     UNKNOWN,
@@ -83,6 +84,18 @@ def serves(owner: str, function: str) -> bool:
 def short(dtypes: Dtypes) -> str:
     known = sorted({"float16": "fp16", "bfloat16": "bf16"}[atom] for atom in dtypes if atom in ("float16", "bfloat16"))
     return " or ".join(known) if known else "half"
+
+
+def of_half(dtypes: Dtypes, bf16: str, fp16: str, both: str) -> str:
+    """What follows from a half dtype, in words: from the one that is known, else from ``both``."""
+    known = dtypes & HALF
+    return {frozenset({"bfloat16"}): bf16, frozenset({"float16"}): fp16}.get(known, both)
+
+
+def stalls(dtypes: Dtypes) -> str:
+    """Where a sum in half ends."""
+    ends = "it stands still once it is {} times its terms"
+    return of_half(dtypes, ends.format(256), ends.format(2048), f"in bf16 {ends.format(256)} (fp16: 2048)")
 
 
 def kept_in(how: str, dtypes: Dtypes) -> str:

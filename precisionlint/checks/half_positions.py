@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
-from precisionlint.checks.half_arithmetic import AUTOCAST, HALF_WEIGHTS, TRAINING, grade, hit, kept_in, short, untold
+from precisionlint.checks.half_arithmetic import (
+    AUTOCAST,
+    HALF_WEIGHTS,
+    TRAINING,
+    grade,
+    hit,
+    kept_in,
+    of_half,
+    short,
+    untold,
+)
 from precisionlint.valueflow import (
     INTEGERS,
     NUMBER,
@@ -71,6 +81,9 @@ def positions(value: Value) -> bool:
     )
 
 
+BITS = ("bf16 has 8 bits", "fp16 has 11 bits", "bf16 has 8 bits")
+
+
 @FAMILY.rule("half-rope", Computed)
 def half_rope(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
@@ -103,10 +116,13 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
                 "half-rope",
                 value,
                 how,
-                f"{angles(event.scope)} are made in {made_in(how, value)}: bf16 has 8 bits for "
-                "position times frequency, and the cosine is wrong by up to 2.0 within 8k positions; make them in fp32",
+                f"{angles(event.scope)} are made in {made_in(how, value)}: {of_half(value.dtypes, *BITS)} for "
+                f"{'a position divided by a wavelength' if value.op == 'div' else 'position times frequency'}, and the cosine is wrong by up to "
+                "2.0 within 8k positions; make them in fp32",
                 (TRAINING, AUTOCAST if held is not None and cast is None else needs),
-                (Seen(made.at, "the frequencies"),) if made.at is not None else (),
+                (Seen(made.at, f"the {'wavelengths' if value.op == 'div' else 'frequencies'}"),)
+                if made.at is not None
+                else (),
             )
         elif (
             value.op == "matmul"

@@ -8,7 +8,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Family, Seen
-from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, kept_in, logits, short, trains, untold
+from precisionlint.checks.half_arithmetic import (
+    TRAINING,
+    grade,
+    hit,
+    kept_in,
+    logits,
+    of_half,
+    short,
+    stalls,
+    trains,
+    untold,
+)
 from precisionlint.checks.half_limits import LOSSES
 from precisionlint.checks.half_totals import totals
 from precisionlint.recipes import HALVES
@@ -63,8 +74,7 @@ def half_running_sum(state: None, event: Computed | Called) -> Iterator[Any]:
         "half-running-sum",
         value,
         "certain" if reduced is not None else "possible",
-        f"a sum over many steps is kept in {short(total.dtypes)}: in bf16 it stands still once it is 256 times "
-        "its terms (fp16: 2048); keep it in fp32",
+        f"a sum over many steps is kept in {short(total.dtypes)}: {stalls(total.dtypes)}; keep it in fp32",
         (),
         (Seen(reduced.at, "what is added"),) if reduced is not None else (),
     )
@@ -96,12 +106,12 @@ def sum_over_ranks(value: Value, scope: Scope) -> Iterator[Any]:
             return
     else:
         return
+    exact = {"bf16": "256", "fp16": "2048"}.get(name, "256 (fp16: 2048)")
     yield hit(
         "half-running-sum",
         value,
         "possible",
-        f"numbers are summed over ranks in {name}: in bf16 those above 256 lose their last digits (fp16: 2048), and each addition rounds; "
-        "reduce them in fp32",
+        f"numbers are summed over ranks in {name}: those above {exact} lose their last digits, and each addition rounds; reduce them in fp32",
         (),
         (Seen(made.at, "what is summed"),) if made.at is not None else (),
     )
@@ -128,7 +138,7 @@ def half_scatter(state: None, event: Computed | Called) -> Iterator[Any]:
         value,
         "possible",
         f"terms are added on rows in {short(total.dtypes) if known_half(total.dtypes) else kept_in('possible', total.dtypes)}: on CUDA each "
-        "addition is rounded, and a sum of many stands still at 256 times its terms in bf16 (fp16: 2048); add them up in fp32",
+        f"addition is rounded, and of a sum of many {stalls(total.dtypes)}; add them up in fp32",
         (TRAINING, Shows("half")),
         (Seen(made.at, "the rows"),) if made.at is not None else (),
     )
@@ -172,6 +182,13 @@ def like_another(made: Value) -> bool:
     return made.op != "zeros" and untold(made)
 
 
+COVARIANCE = (
+    "8 bits do not hold the small eigenvalues of a covariance",
+    "what is above 65504 is inf, and 11 bits do not hold the small eigenvalues of a covariance",
+    "8 bits of bf16 do not hold the small eigenvalues of a covariance, and fp16 overflows",
+)
+
+
 def gram_sum(event: Computed) -> Iterator[Any]:
     """``covariance.add_(x.mT @ x)``: products of a tensor with itself, added up over batches."""
     value, scope = event.value, event.scope
@@ -193,8 +210,8 @@ def gram_sum(event: Computed) -> Iterator[Any]:
             "half-running-sum",
             gram,
             "likely" if how == "certain" else "possible",
-            f"the product of a tensor with itself is stored in {kept_in(how, gram.dtypes)} and added up: 8 bits of bf16 do not hold the small "
-            "eigenvalues of a covariance, and fp16 overflows; cast the tensor to float first",
+            f"the product of a tensor with itself is stored in {kept_in(how, gram.dtypes)} and added up: {of_half(gram.dtypes, *COVARIANCE)}; "
+            "cast the tensor to float first",
             (Shows("half"),),
             (Seen(value.at, "added up"),),
             severity="warning",

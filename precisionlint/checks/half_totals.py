@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from precisionlint.checks.base import Seen
-from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, kept_in, untold
+from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, kept_in, of_half, untold
 from precisionlint.valueflow import (
     BOOL,
     VIEWS,
@@ -72,6 +72,13 @@ ELEMENTWISE = VIEWS | {"mul", "neg", "add", "masked_fill", "where"}
 """What keeps one loss an element."""
 
 
+COUNTED = (
+    "a count above 256 is rounded",
+    "a count above 2048 is rounded, and above 65504 it is inf",
+    "a count above 256 is rounded in bf16 (fp16: 2048), and above 65504 it is inf in fp16",
+)
+
+
 def counted_mask(value: Value) -> Iterator[Any]:
     """``mask.to(logits).sum()``: a count, in the dtype of what is counted."""
     for cast in sources(value.inputs[0]):
@@ -82,8 +89,7 @@ def counted_mask(value: Value) -> Iterator[Any]:
                 "half-running-sum",
                 value,
                 "possible",
-                f"a mask is counted in {kept_in('possible', value.dtypes)}: a count above 256 is rounded in bf16 (fp16: 2048), and above 65504 it "
-                "is inf in fp16; count in fp32, or before the cast",
+                f"a mask is counted in {kept_in('possible', value.dtypes)}: {of_half(value.dtypes, *COUNTED)}; count in fp32, or before the cast",
                 (TRAINING, shown_by(value.dtypes)),
                 (Seen(cast.at, "cast here"),),
             )

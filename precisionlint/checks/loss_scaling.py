@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from precisionlint.checks.scale_ledger import (
     Ledger,
     Own,
     Pending,
+    Progress,
     in_half,
     owned,
     seen,
@@ -70,8 +71,18 @@ def optimizer_of(ledger: Ledger, weights: Weights | None) -> Own | None:
     return next(iter(ledger.owns)) if len(ledger.owns) == 1 else None
 
 
-def adaptive(own: Own | None) -> bool | None:
-    return None if own is None else any(word in own.cls for word in ADAPTIVE)
+def adaptive(owns: Iterable[Own]) -> bool | None:
+    """Whether an optimizer, one of these, divides a constant factor out again; None where that depends on which."""
+    kinds = {any(word in own.cls for word in ADAPTIVE) for own in owns}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def unscaled_others(ledger: Ledger, scaler: Named, own: Own | None) -> list[Progress]:
+    """The optimizers whose gradients a scaler has unscaled since its last update, another one's among them."""
+    found = [p for p in ledger.progress if p.scaler == scaler and p.phase == "unscaled" and not p.dropped]
+    return sorted(
+        (p for p in found if own is not None and p.optimizer != own.optimizer), key=lambda p: p.optimizer.name
+    )
 
 
 def trace(pending: Pending, *more: Seen) -> tuple[Seen, ...]:
@@ -149,18 +160,20 @@ def clip_before_unscale(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
     if pending is None:
         return
     own = optimizer_of(ledger, event.weights)
+    other = next((p for p in unscaled_others(ledger, pending.scaler, own)), None)
     whose = f" of '{own.optimizer.name}'" if own is not None and own.optimizer.name else ""
     consequence = {
         True: "so it always bites; Adam divides the constant out again, until its eps no longer is small against what is left",
         False: "so it always bites and the update shrinks by as much",
         None: "so it always bites: SGD's update shrinks by as much, Adam's by its eps alone",
-    }[adaptive(own)]
+    }[adaptive(ledger.owns if own is None else [own])]
+    instead = f"; '{pending.scaler.name}' has unscaled those of '{other.optimizer.name}'" if other is not None else ""
     yield Hit(
         "clip-before-unscale",
         event.at,
         f"{event.api} sees gradients{whose} still scaled by '{pending.scaler.name}': its threshold meets a norm 65536 times too large "
-        f"(the scale's default), {consequence}",
-        trace(pending, seen(event, "clipped here, not unscaled since")),
+        f"(the scale's default), {consequence}{instead}",
+        trace(pending, *([other.seen] if other is not None else []), seen(event, "clipped here, not unscaled since")),
         needs=hand_needs(pending.scaler),
         fix=unscaled_first(event, pending.scaler, own),
     )
@@ -284,7 +297,7 @@ def step_bypasses_scaler(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
         False: "the update is 65536 times too large (the scale's default)",
         None: "SGD's update is 65536 times too large (the scale's default); Adam's is not, but its eps no longer counts and no step with inf "
         "or NaN is skipped",
-    }[adaptive(own)]
+    }[adaptive([] if own is None else [own])]
     yield Hit(
         "step-bypasses-scaler",
         event.at,

@@ -301,6 +301,13 @@ def scheduler_steps_when_skipped(ledger: Ledger, event: SchedulerStep | Step) ->
         )
 
 
+LOGGED = "read it where you log, every N steps"
+SKIPPED = (
+    "compared before and after, it tells rightly whether the step was skipped; a step hook of the optimizer, unless that is fused, tells it "
+    "without"
+)
+
+
 @FAMILY.rule("scale-read-on-host", ScaleRead, Step)
 def scale_read_on_host(ledger: Ledger, event: ScaleRead | Step) -> Iterator[Any]:
     if isinstance(event, Step):
@@ -310,7 +317,7 @@ def scale_read_on_host(ledger: Ledger, event: ScaleRead | Step) -> Iterator[Any]
         yield Hit(
             "scale-read-on-host",
             event.at,
-            f"'{event.scaler.name}'.get_scale() waits for the GPU each time round: read it where you log, every N steps",
+            f"'{event.scaler.name}'.get_scale() waits for the GPU each time round: {SKIPPED if event.compared else LOGGED}",
             (seen(event, "read each time round"),),
             needs=(("trains in", event.loop),),
         )

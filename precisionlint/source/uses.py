@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
+
+from precisionlint.source.parsing import DEFINITIONS, walk
 
 SCALER_USE = re.compile(r"\.unscale_\(|\.scale\([^\n]*\)\.backward\(")
 MODEL_USE = re.compile(r"\.(?:named_parameters|parameters|train|eval|load_state_dict)\(")
@@ -37,3 +40,28 @@ def modules_cast(text: str) -> set[str]:
         if len(path) > 1 and all(map(str.isidentifier, path)) and text[:start].rstrip()[-1:] not in set("([{,=+-*/\\|"):
             found.add(path[-1])
     return found
+
+
+def scales_compared(tree: ast.Module) -> frozenset[tuple[int, int]]:
+    """The calls of ``get_scale()`` whose results are compared with one another, by line and column: so a program learns whether a step
+    was skipped between them."""
+    found: set[tuple[int, int]] = set()
+    for scope in [tree, *(node for node in walk(tree) if isinstance(node, DEFINITIONS))]:
+        held: dict[str, set[tuple[int, int]]] = {}
+        for node in walk(scope):
+            if isinstance(node, ast.Assign) and (read := scale_read(node.value)):
+                for target in node.targets:
+                    held.setdefault(ast.unparse(target), set()).update(read)
+        for node in walk(scope):
+            if isinstance(node, ast.Compare):
+                sides = [
+                    scale_read(each) or held.get(ast.unparse(each), set()) for each in (node.left, *node.comparators)
+                ]
+                found |= set().union(*sides) if all(sides) else set()
+    return frozenset(found)
+
+
+def scale_read(node: ast.expr) -> set[tuple[int, int]]:
+    """The place of ``scaler.get_scale()``."""
+    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get_scale"
+    return {(node.lineno, node.col_offset)} if called else set()

@@ -191,7 +191,8 @@ def scaler_update(it: Interpreter, state: State, instr: p.Call, me: Named, args:
 
 def scaler_get(it: Interpreter, state: State, instr: p.Call, me: Named, args: Args) -> Outcome:
     where = it.where(state, instr.at)
-    it.emit(state, ScaleRead(where, when(state), me, it.innermost_loop(state)))
+    compared = (instr.at.lineno, instr.at.col_offset) in where.module.compared_scales
+    it.emit(state, ScaleRead(where, when(state), me, it.innermost_loop(state), compared))
     flow = Flow(me, None, "scale", (where, when(state)))
     return one(state, it.site(state, instr.at, f"{me.name}.get_scale()", flow, ()))
 
