@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,10 @@ def told_twice(rules: list[str]) -> list[str]:
     return [rule for rule in rules if rule != "ignore-without-reason"]
 
 
+def possible(findings: "tuple[Finding, ...]", rule: str) -> int:
+    return sum(finding.rule == rule and finding.confidence == "possible" for finding in findings)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_fixed_is_gone_and_nothing_new_is_found(name: str):
     path, data = program(name, PROGRAMS[name]), PROGRAMS[name]
@@ -91,8 +96,11 @@ def test_what_is_fixed_is_gone_and_nothing_new_is_found(name: str):
     ast.parse(after_data)
     after = check(path, after_data)
     assert not after.replacements, "a fix that can be made is left"
-    left = rules_of(tuple(finding for finding in before.findings if finding not in before.replacements))
-    assert told_twice(left) == told_twice(rules_of(after.findings)), after_data.decode()
+    left = tuple(finding for finding in before.findings if finding not in before.replacements)
+    gone = Counter(told_twice(rules_of(left)))
+    gone.subtract(told_twice(rules_of(after.findings)))
+    # What is only possible may have come of what is fixed.
+    assert all(0 <= gone[rule] <= possible(left, rule) for rule in gone), after_data.decode()
     assert fixed(path, after_data, unsafe=True) == after_data
 
 
