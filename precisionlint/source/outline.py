@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from msgspec import Struct
 
-from precisionlint.source.marks import GUARDED, MARKS
+from precisionlint.source.marks import GUARDED, MARKS, Marks
 from precisionlint.source.parsing import BLOCKS, DEFINITIONS, lines_spanned, statements, walk
 
 WORD = re.compile(r"[^\W\d]\w*")
@@ -94,7 +94,7 @@ class Outline:
         return any(definition.holds(kind) for named in self.definitions.values() for definition in named)
 
 
-ASKS = re.compile(r"\bif\b|:=|\benabled\b")
+ASKS = Marks(":=", patterns={"if": r"if\b", "enabled": r"enabled\b"})
 """What a line must hold for an expression in it to ask or name something on its own."""
 LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -115,7 +115,7 @@ class Telling:
         text = "\n".join(lines)
         starts = [0, *accumulate(len(line) + 1 for line in lines)]
         self.guarded = counted(GUARDED.places(text), starts)
-        self.asking = counted((match.start() for match in ASKS.finditer(text)), starts)
+        self.asking = counted(ASKS.places(text), starts)
         self.names: set[str] = set()
         self.asked: dict[str, int] = {}
         self.leaving: set[str] = set()

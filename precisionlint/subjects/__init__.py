@@ -13,10 +13,11 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from msgspec import Struct
 
@@ -27,6 +28,10 @@ from precisionlint.source import parsing
 if TYPE_CHECKING:
     from precisionlint.events import Event
     from precisionlint.source.project import Project
+
+
+Node = TypeVar("Node", bound=ast.AST)
+REMARKS = re.compile(r'"{3}.*?"{3}' + r"|'{3}.*?'{3}|#[^\n]*", re.S)
 
 
 class Subject(Struct, frozen=True):
@@ -190,6 +195,7 @@ class File:
         self.path = Path(os.path.abspath(path))
         self.data = data
         self.project = project
+        self._codes: dict[ast.stmt | None, str] = {}
 
     def beside(self, path: Path) -> File | None:
         """Another Python file of the project; None if it cannot be read or parsed."""
@@ -212,12 +218,43 @@ class File:
         return parsing.walk(self.syntax)
 
     @cached_property
+    def _by_kind(self) -> dict[type, list[ast.AST]]:
+        found: dict[type, list[ast.AST]] = {}
+        for node in self.nodes:
+            found.setdefault(node.__class__, []).append(node)
+        return found
+
+    def every(self, kind: type[Node]) -> list[Node]:
+        """The nodes of exactly this class, in the order of ``nodes``, which readers would go through once each to find them.
+
+        Raises: UnreadableError.
+        """
+        return cast("list[Node]", self._by_kind.get(kind, []))
+
+    @cached_property
+    def functions(self) -> list[parsing.FunctionDef]:
+        """The functions of the file, however deep they stand: by their depth, then from top to bottom.
+
+        Raises: UnreadableError.
+        """
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        return [node for node in self.nodes if node.__class__ in functions]
+
+    @cached_property
+    def owners(self) -> dict[ast.stmt, ast.ClassDef]:
+        """Statement of a class's body, a method above all -> that class.
+
+        Raises: UnreadableError.
+        """
+        return {part: owner for owner in self.every(ast.ClassDef) for part in owner.body}
+
+    @cached_property
     def called(self) -> frozenset[str]:
         """The names that the file calls, as functions or methods.
 
         Raises: UnreadableError.
         """
-        functions = [node.func for node in self.nodes if isinstance(node, ast.Call)]
+        functions = [node.func for node in self.every(ast.Call)]
         names = {function.id for function in functions if isinstance(function, ast.Name)}
         return frozenset(names | {function.attr for function in functions if isinstance(function, ast.Attribute)})
 
@@ -232,6 +269,13 @@ class File:
     def lines(self) -> list[str]:
         """The lines as Python counts them: form feeds and the like end none."""
         return parsing.split_lines(self.text)
+
+    def code(self, node: ast.stmt | None) -> str:
+        """The lines of a statement without comments and strings of several lines; those of the file for None."""
+        if node not in self._codes:
+            lines = self.lines if node is None else self.lines[node.lineno - 1 : node.end_lineno]
+            self._codes[node] = REMARKS.sub("", "\n".join(lines))
+        return self._codes[node]
 
     def place(self, node: ast.expr | ast.stmt) -> Place:
         """Where a node of ``syntax`` stands."""

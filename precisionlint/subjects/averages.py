@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from precisionlint.facts import Average
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
-from precisionlint.subjects.optimizers import COUNTS, code_of
+from precisionlint.subjects.optimizers import COUNTS
 
-WEIGHTS = re.compile(r"parameters\(|state_dict\(|\b\w*param(?:eter)?s?\b")
+WEIGHTS = re.compile(r"parameters\(|state_dict\(|param(?:eter)?s?\b")
 NAMED = re.compile(r"ema|averag|shadow|teacher|target|momentum|polyak|decay", re.I)
 AWARE = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.dtype|dtype\s*=|kahan|stochastic|codebook|cluster")
 """What says that dtypes were thought of, or that it is a codebook's affair."""
@@ -36,19 +36,19 @@ ASIDE = re.compile(r"valid|infer|sampl|save|export|eval|log_|convert|test", re.I
 def read(file: File) -> Iterator[Average]:
     """The averages of weights in a file, in its order."""
     yield from _cast(file)
-    classes = [node for node in file.nodes if isinstance(node, ast.ClassDef)]
-    for node in file.nodes:
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
+    for node in file.functions:
         own = _text(file, node)
+        if not WEIGHTS.search(own):
+            continue
         # A class of averages says in its other methods what it holds; a trainer has other affairs.
-        holder = next((each for each in classes if node in each.body and NAMED.search(each.name)), node)
+        owner = file.owners.get(node)
+        holder = owner if owner is not None and NAMED.search(owner.name) else node
         around = _text(file, holder)
         if isinstance(holder, ast.ClassDef):  # what moves it says nothing of what it is averaged in
             for method in holder.body:
                 if isinstance(method, ast.FunctionDef) and method.name == "to":
                     around = around.replace(_text(file, method), "")
-        if not WEIGHTS.search(own) or AWARE.search(around) or not NAMED.search(around):
+        if AWARE.search(around) or not NAMED.search(around):
             continue
         if STEPPING.search(around) and not (isinstance(holder, ast.ClassDef) and MAKES.search(holder.name)):
             continue
@@ -63,20 +63,19 @@ def read(file: File) -> Iterator[Average]:
 
 def _cast(file: File) -> Iterator[Average]:
     """``ema_model.to(dtype=weight_dtype)``, ``EMAModel(model, dtype=weight_dtype)``, where the file sets that to half and trains."""
-    calls = [each for each in file.nodes if isinstance(each, ast.Call) and _asks(each)]
+    calls = [each for each in file.every(ast.Call) if _asks(each)]
     if not calls or not STEPS.search("\n".join(file.lines)):
         return
-    functions = [each for each in file.nodes if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
     halves = {
         target.id
-        for each in file.nodes
-        if isinstance(each, ast.Assign) and _half(each.value)
+        for each in file.every(ast.Assign)
+        if _half(each.value)
         for target in each.targets
         if isinstance(target, ast.Name)
     }
     for call in calls:
         name = _asks(call)
-        inside = (each for each in functions if each.lineno <= call.lineno <= (each.end_lineno or 0))
+        inside = (each for each in file.functions if each.lineno <= call.lineno <= (each.end_lineno or 0))
         if name in halves and not any(ASIDE.search(each.name) for each in inside):
             yield Average(file.place(call), (), name)
 
@@ -107,7 +106,7 @@ def _half(node: ast.expr) -> bool:
 
 def _text(file: File, node: ast.stmt) -> str:
     """Its text without comments, documentation and numbers that are made tensors."""
-    return COUNTS.sub("", code_of(file, node))
+    return COUNTS.sub("", file.code(node))
 
 
 def _blends(node: ast.Call | ast.BinOp) -> bool:

@@ -11,10 +11,8 @@ from collections.abc import Iterator
 
 from precisionlint.facts import GradientSum
 from precisionlint.source.flow.words import TEST_PATH
-from precisionlint.source.parsing import DEFINITIONS
 from precisionlint.subjects import File
 from precisionlint.subjects.names import last_name
-from precisionlint.subjects.optimizers import code_of
 
 ACCUMULATOR = re.compile(r"^Grad(?:ient)?s?Accum(?:ulator|ulation|ulate)?$")
 KEPT = re.compile(
@@ -30,15 +28,17 @@ def read(file: File) -> Iterator[GradientSum]:
     """The sums of gradients in a file, in its order."""
     if TEST_PATH.search(file.display):
         return
-    scopes = [node for node in file.nodes if isinstance(node, DEFINITIONS)]
-    for node in file.nodes:
-        if isinstance(node, ast.Call) and ACCUMULATOR.search(last_name(node.func)):
-            given = next((each.value for each in node.keywords if each.arg == "dtype"), None)
+    for call in file.every(ast.Call):
+        if ACCUMULATOR.search(last_name(call.func)):
+            given = next((each.value for each in call.keywords if each.arg == "dtype"), None)
             if isinstance(given, ast.Attribute) and given.attr == "dtype":
-                yield GradientSum(file.place(node), (), last_name(node.func), ast.unparse(given.value))
-        elif isinstance(node, (ast.AugAssign, ast.Call)) and (name := _added(node)):
+                yield GradientSum(file.place(call), (), last_name(call.func), ast.unparse(given.value))
+    adding: list[ast.AugAssign | ast.Call] = [*file.every(ast.AugAssign), *file.every(ast.Call)]
+    for node in adding:
+        if name := _added(node):
+            scopes = (*file.every(ast.ClassDef), *file.functions)
             around = [each for each in scopes if each.lineno <= node.lineno <= (each.end_lineno or 0)]
-            if not AWARE.search(code_of(file, around[0] if around else None)):
+            if not AWARE.search(file.code(min(around, key=lambda each: each.lineno, default=None))):
                 yield GradientSum(file.place(node), (), name)
 
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from precisionlint.facts import HalfModel
 from precisionlint.recipes import HALVES
 from precisionlint.source.flow.words import TEST_PATH
-from precisionlint.source.parsing import DEFINITIONS, FunctionDef, walk
+from precisionlint.source.parsing import DEFINITIONS, walk
 from precisionlint.subjects import File
 from precisionlint.subjects.names import last_name, spelled
 
@@ -57,12 +57,11 @@ def read(file: File) -> Iterator[HalfModel]:
     if TEST_PATH.search(file.display) or MASTERS.search(file.text):
         return
     scales = "GradScaler(" in file.text and re.search(r"scaler\w*\.(?:step|unscale_)\(", file.text) is not None
-    functions = [node for node in file.nodes if isinstance(node, FunctionDef) and not ASIDE.search(node.name)]
-    classes = [node for node in file.nodes if isinstance(node, ast.ClassDef)]
+    functions = [node for node in file.functions if not ASIDE.search(node.name)]
     top: list[ast.stmt] = [node for node in file.syntax.body if not isinstance(node, DEFINITIONS)]
     scopes: list[tuple[Sequence[ast.stmt], bool]] = [(top, False)]
     scopes += [([function], False) for function in functions]
-    scopes += [([method for method in owner.body if method in functions], True) for owner in classes]
+    scopes += [([method for method in owner.body if method in functions], True) for owner in file.every(ast.ClassDef)]
     told: set[ast.expr] = set()
     for body, of_class in scopes:
         for made, taken in Scope(body, top, of_class).trained():

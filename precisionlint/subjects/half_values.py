@@ -65,7 +65,7 @@ def read(file: File) -> Iterator[Event]:
 
     Raises: UnreadableError.
     """
-    names = Names(file.nodes)
+    names = Names(file)
     if not names.has("torch"):
         return
     constants = {
@@ -75,22 +75,19 @@ def read(file: File) -> Iterator[Event]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    classes = [node for node in file.nodes if isinstance(node, ast.ClassDef)]
-    owners = {function: node for node in classes for function in node.body}
-    calls = Calls(file.nodes)
-    for node in file.nodes:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            seen = set()
-            text = "\n".join(file.lines[node.lineno - 1 : node.end_lineno])
-            if not JUDGED.search(text):
-                continue
-            listed = runs(names, node, owners.get(node), constants)
-            for run in listed if any(run.halves for run in listed) else handed(names, node, constants, calls) or listed:
-                if run.halves or NAMED.search(text):
-                    for fact in Function(file, names, node, run, constants).facts():
-                        if (type(fact), fact.at) not in seen:
-                            seen.add((type(fact), fact.at))
-                            yield fact
+    calls = Calls(file)
+    for node in file.functions:
+        seen = set()
+        text = "\n".join(file.lines[node.lineno - 1 : node.end_lineno])
+        if not JUDGED.search(text):
+            continue
+        listed = runs(names, node, file.owners.get(node), constants)
+        for run in listed if any(run.halves for run in listed) else handed(names, node, constants, calls) or listed:
+            if run.halves or NAMED.search(text):
+                for fact in Function(file, names, node, run, constants).facts():
+                    if (type(fact), fact.at) not in seen:
+                        seen.add((type(fact), fact.at))
+                        yield fact
 
 
 class Function:

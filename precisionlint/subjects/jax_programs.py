@@ -62,7 +62,7 @@ def read(file: File) -> Iterator[Event]:
 
     Raises: UnreadableError.
     """
-    names = Names(file.nodes)
+    names = Names(file)
     if not names.has("jax", "flax", "optax", "equinox", "jmp", "haiku"):
         return
     program = Program(file, names)
@@ -84,17 +84,16 @@ class Program:
     def functions(self) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
         """The functions of the file by name, however deep; a name that stands for several stands for none."""
         found: dict[str, Any] = {}
-        for node in self.file.nodes:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                found[node.name] = None if node.name in found else node
+        for node in self.file.functions:
+            found[node.name] = None if node.name in found else node
         return {name: node for name, node in found.items() if node is not None}
 
     def facts(self) -> Iterator[Event]:
         module = Scope(self, {})
         yield from module.block(self.file.syntax.body)
         anywhere = any(made is not None and made.dtype for made in module.held.values())
-        for node in self.file.nodes:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (anywhere or self.concerns_half(node)):
+        for node in self.file.functions:
+            if anywhere or self.concerns_half(node):
                 yield from Scope(self, dict(module.held)).function(node)
 
     @cached_property

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import ast
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from precisionlint.subjects import File
 
 
 class Names:
     """The imports of a file, at whatever depth they stand."""
 
-    def __init__(self, nodes: list[ast.AST]) -> None:
+    def __init__(self, file: File) -> None:
         self.imported: dict[str, str] = {}
-        for node in nodes:
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    name = alias.name if alias.asname else alias.name.partition(".")[0]
-                    self.imported[alias.asname or name] = name
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                for alias in node.names:
-                    self.imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        for node in file.every(ast.Import):
+            for alias in node.names:
+                name = alias.name if alias.asname else alias.name.partition(".")[0]
+                self.imported[alias.asname or name] = name
+        for origin in file.every(ast.ImportFrom):
+            if origin.module and not origin.level:
+                for alias in origin.names:
+                    self.imported[alias.asname or alias.name] = f"{origin.module}.{alias.name}"
 
     def of(self, node: ast.expr) -> str:
         """The dotted name of an expression, from the package on; nothing for anything else."""

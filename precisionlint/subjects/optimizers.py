@@ -30,7 +30,6 @@ FIRST = re.compile(
 GRADIENT = re.compile(r"^(?:grads?|g|gradient|d_p|update)$|_grad$|^grad_")
 MADE = ("zeros_like", "zeros", "empty_like", "empty", "full_like", "full", "new_zeros", "clone")
 CAREFUL = re.compile(r"kahan|compensat|stochastic|master|error_feedback|(?<!grad_)residual|round", re.I)
-DOCUMENTED = re.compile(r'"{3}.*?"{3}' + r"|'{3}.*?'{3}|#[^\n]*", re.S)
 UPDATES = re.compile(r"exp_avg|square_avg|second_moment|variance|addcmul_|mul_\(")
 """What only a function holds that averages anything."""
 OF_GRADIENTS = re.compile(r"\.grad\b|\bstate\[|\bgrads?\b")
@@ -49,28 +48,24 @@ def read(file: File) -> Iterator[Moment]:
     moment, that alone: less is left of it than of the first."""
     first: list[tuple[ast.stmt, Moment]] = []
     second: set[ast.stmt] = set()
-    for node in file.nodes:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _is_outer(node):
-            text = COMMENT.sub("", "\n".join(file.lines[node.lineno - 1 : node.end_lineno]))
-            outer = _around(file, node)
-            around = code_of(file, outer)
-            if not UPDATES.search(text) or CAREFUL.search(around):
-                continue
-            own = [each for each in walk(node) if isinstance(each, (ast.Assign, ast.Call))]
-            found = [each for each in _kept(file, own, text) if not each.made or not TEST_PATH.search(file.display)]
-            if not WIDE.search(COUNTS.sub("", text)):
-                found += _averages(file, own, bool(OF_GRADIENTS.search(text)))
-            yield from (each for each in found if not each.first)
-            first += [(outer, each) for each in found if each.first]
-            if any(not each.first for each in found) or SECOND_NAMED.search(around):
-                second.add(outer)
+    for node in file.functions:
+        text = "\n".join(file.lines[node.lineno - 1 : node.end_lineno])
+        if not UPDATES.search(text) or _is_outer(node):
+            continue
+        text = COMMENT.sub("", text)
+        outer = file.owners.get(node, node)
+        around = file.code(outer)
+        if not UPDATES.search(text) or CAREFUL.search(around):
+            continue
+        own = [each for each in walk(node) if isinstance(each, (ast.Assign, ast.Call))]
+        found = [each for each in _kept(file, own, text) if not each.made or not TEST_PATH.search(file.display)]
+        if not WIDE.search(COUNTS.sub("", text)):
+            found += _averages(file, own, bool(OF_GRADIENTS.search(text)))
+        yield from (each for each in found if not each.first)
+        first += [(outer, each) for each in found if each.first]
+        if any(not each.first for each in found) or SECOND_NAMED.search(around):
+            second.add(outer)
     yield from (moment for outer, moment in first if outer not in second)
-
-
-def code_of(file: File, node: ast.stmt | None) -> str:
-    """The text of a statement without comments and documentation; that of the file for None."""
-    lines = file.lines if node is None else file.lines[node.lineno - 1 : node.end_lineno]
-    return DOCUMENTED.sub("", "\n".join(lines))
 
 
 def _kept(file: File, own: list[ast.Assign | ast.Call], text: str) -> Iterator[Moment]:
@@ -89,13 +84,6 @@ def _kept(file: File, own: list[ast.Assign | ast.Call], text: str) -> Iterator[M
 def _is_outer(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a function holds others, each of which is read by itself."""
     return any(isinstance(each, ast.FunctionDef) for each in walk(function) if each is not function)
-
-
-def _around(
-    file: File, function: ast.FunctionDef | ast.AsyncFunctionDef
-) -> ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef:
-    """The class that a function is part of, or the function."""
-    return next((each for each in file.nodes if isinstance(each, ast.ClassDef) and function in each.body), function)
 
 
 def _averages(file: File, own: list[ast.Assign | ast.Call], of_gradients: bool) -> Iterator[Moment]:

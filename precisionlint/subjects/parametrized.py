@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 from msgspec import Struct, field
 
 from precisionlint.recipes import HALVES
 from precisionlint.source.parsing import FunctionDef, walk
+from precisionlint.subjects import File
 from precisionlint.subjects.names import Names
 
 RUNS = 6
@@ -79,18 +81,23 @@ def half(names: Names, node: ast.expr) -> str:
 
 
 class Calls:
-    """The calls of a file's own functions, each with the function that it stands in."""
+    """The calls of a file's own functions."""
 
-    def __init__(self, nodes: Sequence[ast.AST]) -> None:
-        functions = [node for node in nodes if isinstance(node, FunctionDef)]
-        names = {each.name for each in functions}
-        self.of: dict[str, list[tuple[FunctionDef, ast.Call]]] = {}
-        for function in functions:
+    def __init__(self, file: File) -> None:
+        self.file = file
+
+    @cached_property
+    def of(self) -> dict[str, list[tuple[FunctionDef, ast.Call]]]:
+        """Name of a function -> its calls, each with the function that it stands in."""
+        found: dict[str, list[tuple[FunctionDef, ast.Call]]] = {}
+        names = {each.name for each in self.file.functions}
+        for function in self.file.functions:
             for call in walk(function):
                 if isinstance(call, ast.Call):
                     called = self.called(call)
                     if called in names and called != function.name:
-                        self.of.setdefault(called, []).append((function, call))
+                        found.setdefault(called, []).append((function, call))
+        return found
 
     @staticmethod
     def called(call: ast.Call) -> str:

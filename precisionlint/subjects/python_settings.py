@@ -140,7 +140,7 @@ def _nanotron(file: File, node: ast.Call) -> Iterator[Recipe]:
     wide = next((each for each in node.keywords if each.arg == "accumulate_grad_in_fp32"), None)
     if wide is None or constant(wide.value) is not False:
         return
-    others = [_setting(file, each) for each in file.nodes if isinstance(each, ast.keyword) and each.arg]
+    others = [_setting(file, each) for each in file.every(ast.keyword) if each.arg]
     dtype = next((each.half for each in others if each.name == "dtype" and each.half), "")
     steps = next((each for each in others if each.name == "batch_accumulation_per_replica"), None)
     if dtype:
@@ -321,8 +321,7 @@ def _half_of_hook(file: File, hook: ast.expr) -> str:
     """The half that a hook of the program's own sends, or Horovod's ``Compression``."""
     if isinstance(hook, ast.Attribute):
         return "fp16" if hook.attr == "fp16" and last_name(hook.value) == "Compression" else ""
-    functions = (each for each in file.nodes if isinstance(each, ast.FunctionDef))
-    own = next((each for each in functions if isinstance(hook, ast.Name) and each.name == hook.id), None)
+    own = next((each for each in file.functions if isinstance(hook, ast.Name) and each.name == hook.id), None)
     calls = [each for each in walk(own) if isinstance(each, ast.Call)] if own is not None else []
     if not any(last_name(each.func) in COLLECTIVES for each in calls):
         return ""
@@ -337,8 +336,7 @@ def _assigned(file: File, value: ast.expr, call: ast.Call) -> list[ast.expr]:
     """What a local name holds at a call: the values assigned to it above, in the same function."""
     if not isinstance(value, ast.Name):
         return []
-    functions = (node for node in file.nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    around = [f for f in functions if f.lineno <= call.lineno <= (f.end_lineno or f.lineno)]
+    around = [f for f in file.functions if f.lineno <= call.lineno <= (f.end_lineno or f.lineno)]
     scope: ast.AST = max(around, key=lambda f: f.lineno) if around else file.syntax
     return [
         node.value

@@ -74,9 +74,7 @@ def read(file: File) -> Iterator[Event]:
     Raises: UnreadableError.
     """
     functions = {
-        node.name: node
-        for node in walk(file.syntax)
-        if isinstance(node, ast.FunctionDef) and any(_jits(each) for each in node.decorator_list)
+        node.name: node for node in file.every(ast.FunctionDef) if any(_jits(each) for each in node.decorator_list)
     }
     if not functions:
         return

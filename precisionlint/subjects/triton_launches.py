@@ -16,7 +16,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from precisionlint.kernel_facts import FOLLOWS, Typed
-from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
 
 DTYPES = {
@@ -105,23 +104,15 @@ class _Flow:
         self.kernels = kernels
         self.found: dict[str, dict[str, Reaching]] = {name: {} for name in kernels}
         self.launched: set[str] = set()
-        groups = {
-            method: saved
-            for node in walk(file.syntax)
-            if isinstance(node, ast.ClassDef)
-            for saved in [_Saved()]
-            for method in node.body
-        }
+        groups = {method: saved for node in file.every(ast.ClassDef) for saved in [_Saved()] for method in node.body}
         self.bodies = [
-            _Function(node, groups.get(node, _Saved()))
-            for node in walk(file.syntax)
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node not in kernels.values()
+            _Function(node, groups.get(node, _Saved())) for node in file.functions if node not in kernels.values()
         ]
         self.functions = {each.node.name: each for each in self.bodies if each.node not in groups}
         self.outside = _Function(ast.FunctionDef("", NO_ARGUMENTS, [], []), _Saved())
         self.at = self.outside
-        for node in walk(file.syntax):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions:
+        for node in file.every(ast.Call):
+            if isinstance(node.func, ast.Name) and node.func.id in self.functions:
                 self.functions[node.func.id].called = True
 
     def known(self) -> int:

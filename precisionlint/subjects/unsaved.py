@@ -32,20 +32,19 @@ def read(file: File) -> Iterator[UnsavedScaler]:
     """The facts of a file."""
     if not SCALES.search(file.text) or KEEPS.search(file.text):
         return
-    functions = [node for node in file.nodes if isinstance(node, FunctionDef)]
-    giving = {each.name for each in functions if gives(each)}
-    for function in functions:
+    giving = {each.name for each in file.functions if gives(each)}
+    for function in file.functions:
         for call in saves(function, giving):
             yield UnsavedScaler(file.place(call), (), "state")
-    mine = {each.name for each in functions}
-    for node in file.nodes:
-        optimizer = handed(node, mine) if isinstance(node, ast.Call) else None
+    mine = {each.name for each in file.functions}
+    for call in file.every(ast.Call):
+        optimizer = handed(call, mine)
         if optimizer is not None:
             yield UnsavedScaler(file.place(optimizer), (), "handed")
-        elif isinstance(node, ast.ClassDef) and "torch.save(" not in file.text:
-            made = owned(node)
-            if made is not None:
-                yield UnsavedScaler(file.place(made), (), "owner")
+    for owner in file.every(ast.ClassDef) if "torch.save(" not in file.text else ():
+        made = owned(owner)
+        if made is not None:
+            yield UnsavedScaler(file.place(made), (), "owner")
 
 
 def saves(function: FunctionDef, giving: Collection[str]) -> Iterator[ast.Call]:

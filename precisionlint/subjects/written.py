@@ -18,22 +18,20 @@ ENGINE = re.compile(r"accelerator|fabric", re.I)
 
 def read(file: File) -> Iterator[EnclosedBackward]:
     """The facts of a file."""
-    if any(isinstance(node, ast.With) for node in file.nodes) and "backward(" in file.text:
-        names = imported(file)
-        for node in file.nodes:
-            if isinstance(node, ast.With):
-                region = next((words for item in node.items if (words := entered(item.context_expr, names))), "")
-                if region:
-                    for call in enclosed(node.body):
-                        yield EnclosedBackward(file.place(call), (), region, file.place(node.items[0].context_expr))
+    names = imported(file)
+    for node in file.every(ast.With):
+        region = next((words for item in node.items if (words := entered(item.context_expr, names))), "")
+        if region:
+            for call in enclosed(node.body):
+                yield EnclosedBackward(file.place(call), (), region, file.place(node.items[0].context_expr))
 
 
 def imported(file: File) -> frozenset[str]:
     """The names by which a file calls torch's autocast."""
     return frozenset(
         each.asname or each.name
-        for node in file.nodes
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch")
+        for node in file.every(ast.ImportFrom)
+        if (node.module or "").startswith("torch")
         for each in node.names
         if each.name == "autocast"
     )

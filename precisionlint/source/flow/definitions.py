@@ -80,25 +80,24 @@ def function(frame: Frame, cls: Class) -> None:
 
 def applied_to_casts(frame: Frame, name: str) -> bool:
     """Whether its file brings the inputs to one dtype where it applies a function, or casts those of the module that does."""
-    nodes = frame.source.file.nodes
+    file = frame.source.file
     apply = f"{name}.apply"
     names = {apply} | {
         target.id
-        for each in nodes
-        if isinstance(each, ast.Assign) and ast.unparse(each.value) == apply
+        for each in file.every(ast.Assign)
+        if ast.unparse(each.value) == apply
         for target in each.targets
         if isinstance(target, ast.Name)
     }
-    calls = (each for each in nodes if isinstance(each, ast.Call) and ast.unparse(each.func) in names)
+    calls = (each for each in file.every(ast.Call) if ast.unparse(each.func) in names)
     arguments = (ast.unparse(arg) for call in calls for arg in call.args)
     if any(settles(each) or ALIGNS.search(each) for each in arguments):
         return True
     return any(
-        isinstance(each, ast.FunctionDef)
-        and each.args.args[:1]
+        each.args.args[:1]
         and each.args.args[0].arg == "self"
         and any("custom_fwd" in ast.unparse(one) for one in each.decorator_list)
-        for each in nodes
+        for each in file.functions
     )
 
 

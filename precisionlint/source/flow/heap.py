@@ -91,6 +91,8 @@ class Source(Struct, eq=False, dict=True):
     @cached_property
     def kept(self) -> frozenset[str]:
         """The parts that models of transformers and diffusers keep in fp32, by their names."""
+        if b"_keep_in_fp32_modules" not in self.file.data:
+            return frozenset()
         return frozenset(name for listed in KEPT.findall(self.text) for name in WORD.findall(listed))
 
     @cached_property

@@ -183,7 +183,8 @@ def attribute(frame: Frame, obj: Value, name: str, node: ast.AST) -> Value:
     if name in ("min", "max", "eps", "tiny", "smallest_normal", "resolution") and obj.op in ("finfo", "iinfo"):
         return Value("limit", (obj,), NUMBER, at, name)
     # What a configuration holds is a number, a name or a dtype: it lends no tensor its own.
-    dtypes = NUMBER if CONFIGURATION.search(obj.name) and obj.op in ("input", "attribute", "view") else obj.dtypes
+    held = obj.op in ("input", "attribute", "view") and CONFIGURATION.search(obj.name)
+    dtypes = NUMBER if held else obj.dtypes
     return Value("attribute", (obj,), dtypes, at, name)
 
 

@@ -205,7 +205,7 @@ def words_of(test: ast.expr) -> Asked:
         for node in holders
         if isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self")
     ]
-    return Asked(any(VERSION.search(ast_name(node)) for node in nodes), tuple(dtypes_of))
+    return Asked(VERSION.search(" ".join(map(ast_name, nodes))) is not None, tuple(dtypes_of))
 
 
 def catches(handler: ast.expr | None) -> bool:
