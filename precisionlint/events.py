@@ -70,6 +70,11 @@ class Event(Struct, frozen=True, eq=False):
     at: Any
     when: tuple[str, ...]
 
+    @property
+    def op(self) -> str:
+        """What computes, of an event that tells of an op."""
+        return ""
+
 
 class Named(Record, frozen=True, eq=False):
     """An object with the name that the program gives it, for messages; the name is no part of its identity."""

@@ -123,6 +123,10 @@ class Computed(Event, frozen=True, eq=False):
     value: Value
     scope: Scope
 
+    @property
+    def op(self) -> str:
+        return self.value.op
+
 
 class Called(Event, frozen=True, eq=False):
     """An outside API is called that computes nothing by itself: a constructor, a setting, a registration. ``placed``, of an autocast region

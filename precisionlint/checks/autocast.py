@@ -401,10 +401,10 @@ ASSIGNED = re.compile(r"assign|match|cost|loss", re.I)
 """Where a loss pairs what is predicted with targets, without gradients."""
 
 
-@FAMILY.rule("bce-under-autocast", Computed)
+@FAMILY.rule("bce-under-autocast", Computed, ops=("bce",))
 def bce_under_autocast(state: None, event: Computed) -> Iterator[Any]:
     value, scope = event.value, event.scope
-    if value.op != "bce" or not value.inputs or scope.enabled is False or scope.kind == "test":
+    if not value.inputs or scope.enabled is False or scope.kind == "test":
         return
     # Without gradients it raises all the same, but what is evaluated may leave the region.
     if not scope.grad and not ASSIGNED.search(scope.function):
@@ -452,10 +452,10 @@ SENSITIVE = frozenset({"exp", "log", "log1p", "pow", "square_pow", "norm", "cums
 by rules of its own.)"""
 
 
-@FAMILY.rule("autocast-off-without-cast", Computed)
+@FAMILY.rule("autocast-off-without-cast", Computed, ops=SENSITIVE)
 def autocast_off_without_cast(state: None, event: Computed) -> Iterator[Any]:
     value, scope = event.value, event.scope
-    if scope.enabled is not False or value.op not in SENSITIVE or not value.inputs or not scope.grad:
+    if scope.enabled is not False or not value.inputs or not scope.grad:
         return
     given = value.inputs[0]
     if not known_half(given.dtypes) or not known_half(value.dtypes) or scope.kind == "test":

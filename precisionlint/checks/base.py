@@ -121,12 +121,18 @@ class Automaton(Struct, frozen=True):
 
 
 class Check(Struct, frozen=True):
-    """One rule's function: (state before the event, event) -> hits and evidence."""
+    """One rule's function: (state before the event, event) -> hits and evidence. ``ops``: of events that tell of an op, those of these
+    are what it asks for; None for all."""
 
     rule: str
     automaton: Automaton
     events: tuple[type[Event], ...]
     run: Callable[[Any, Any], Iterable[Any]]
+    ops: frozenset[str] | None = None
+
+    def hears(self, event: Event) -> bool:
+        """Whether an event can say anything to it."""
+        return type(event) in self.events and (self.ops is None or event.op in self.ops or not event.op)
 
 
 class Family(Struct, frozen=True):
@@ -135,11 +141,14 @@ class Family(Struct, frozen=True):
     automaton: Automaton
     checks: list[Check] = field(default_factory=list)
 
-    def rule(self, name: str, *events: type[Event]) -> Callable[[Callable[[Any, Any], Iterator[Any]]], Any]:
-        """Registers a generator of hits under the name of its rule."""
+    def rule(
+        self, name: str, *events: type[Event], ops: Iterable[str] | None = None
+    ) -> Callable[[Callable[[Any, Any], Iterator[Any]]], Any]:
+        """Registers a generator of hits under the name of its rule; of ops it is told of ``ops`` alone."""
 
         def register(run: Callable[[Any, Any], Iterator[Any]]) -> Callable[[Any, Any], Iterator[Any]]:
-            self.checks.append(Check(name, self.automaton, events, run))
+            heard = None if ops is None else frozenset(ops)
+            self.checks.append(Check(name, self.automaton, events, run, heard))
             return run
 
         return register
@@ -157,10 +166,8 @@ class Judge:
         self._settle = [by_name[name].settle for name in self.automata]
         self._stakes = [by_name[name].stakes for name in self.automata]
         self.start = tuple(by_name[name].start for name in self.automata)
-        self._listeners: dict[type[Event], list[tuple[int, Check]]] = {}
-        for check in checks:
-            for event in check.events:
-                self._listeners.setdefault(event, []).append((self.automata.index(check.automaton.name), check))
+        self._checks = [(self.automata.index(check.automaton.name), check) for check in checks]
+        self._listeners: dict[tuple[type[Event], str], list[tuple[int, Check]]] = {}
 
     def advances(self, kind: type[Event]) -> list[tuple[int, Callable[[Any, Event], Any]]]:
         """The automata that events of a kind may change: the index of each, and its function."""
@@ -171,6 +178,13 @@ class Judge:
                 if each.advance is not unmoved and issubclass(kind, each.hears)
             ]
         return self._advances[kind]
+
+    def listeners(self, event: Event) -> list[tuple[int, Check]]:
+        """The checks that hear an event, each with the index of its automaton."""
+        kind = type(event), event.op
+        if kind not in self._listeners:
+            self._listeners[kind] = [(index, check) for index, check in self._checks if check.hears(event)]
+        return self._listeners[kind]
 
     def stakes(self, states: tuple[Any, ...]) -> int:
         """How much is under way on a path."""
@@ -185,7 +199,7 @@ class Judge:
         if isinstance(event, WeightsTake) and event.trainable is False:
             for path in event.weights:  # what many rules ask for, whichever of them are selected
                 report(Evidence((FROZEN, path)))
-        for index, check in self._listeners.get(type(event), ()):
+        for index, check in self.listeners(event):
             for found in check.run(states[index], event):
                 report(found)
         after: list[Any] | None = None

@@ -157,7 +157,7 @@ def quotient(value: Value, is_limit: Callable[[Value], bool]) -> tuple[Value, Va
     return None
 
 
-@FAMILY.rule("fp8-zero-amax", Computed, Returned, ScaledByAmax)
+@FAMILY.rule("fp8-zero-amax", Computed, Returned, ScaledByAmax, ops=("cast", "div", "mul"))
 def fp8_zero_amax(state: None, event: Computed | Returned | ScaledByAmax) -> Iterator[Any]:
     if isinstance(event, ScaledByAmax):
         yield from scaled_in_kernel(event)
@@ -269,10 +269,10 @@ def zero_amax(scale: Value, amax: Value, inverted: bool, use: Seen, confidence: 
     )
 
 
-@FAMILY.rule("fp8-cast-without-clamp", Computed)
+@FAMILY.rule("fp8-cast-without-clamp", Computed, ops=("cast",))
 def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
-    if value.op != "cast" or not value.inputs or event.scope.kind == "test":
+    if not value.inputs or event.scope.kind == "test":
         return
     if OUTSIDE_TRAINING.search(f"{event.scope.owner} {event.scope.function}".lower()):
         return

@@ -164,7 +164,11 @@ def mean_of_squares(value: Value, limit: int = 12) -> tuple[Value, Value, Value]
 # -- softmax, exp, log
 
 
-@FAMILY.rule("softmax-in-half", Computed)
+@FAMILY.rule(
+    "softmax-in-half",
+    Computed,
+    ops=("index_put", "log_softmax", "logsumexp", "log probabilities", "log", "topk", "argmax", "div"),
+)
 def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
     value, scope = event.value, event.scope
     if not trains(scope) or not value.inputs:
@@ -357,10 +361,10 @@ LOGARITHM = re.compile(r"(?:^|_)log_(?!its?)|_log$|^log_?(?:var|sigma|std|scale|
 """What is called the logarithm of something (``log_scale``, ``threshold_log``); logits are none."""
 
 
-@FAMILY.rule("exp-in-half", Computed)
+@FAMILY.rule("exp-in-half", Computed, ops=("exp", "softplus", "exp2"))
 def exp_in_half(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
-    if value.op not in ("exp", "softplus", "exp2") or not value.inputs or not trains(event.scope):
+    if not value.inputs or not trains(event.scope):
         return
     if value.op == "exp":
         yield from probability_ratio(value, event.scope)

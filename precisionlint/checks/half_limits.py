@@ -48,11 +48,11 @@ FAMILY = Family(Automaton("half-limits", None))
 # -- constants that a half dtype cannot hold
 
 
-@FAMILY.rule("one-minus-epsilon", Computed)
+@FAMILY.rule("one-minus-epsilon", Computed, ops=("log", "log1p"))
 def one_minus_epsilon(state: None, event: Computed) -> Iterator[Any]:
     """``log(1 - p)`` of a p that was clamped to at most 1 - eps, where 1 - eps is 1."""
     value = event.value
-    if value.op not in ("log", "log1p") or not value.inputs or not trains(event.scope):
+    if not value.inputs or not trains(event.scope):
         return
     inner = next(iter(sources(value.inputs[0])), None)
     if inner is None:
@@ -89,7 +89,7 @@ def upper_bound(value: Value) -> float | None:
     return number(value.option("max", 2 if len(value.inputs) > 2 else None))
 
 
-@FAMILY.rule("epsilon-underflow", Computed)
+@FAMILY.rule("epsilon-underflow", Computed, ops=("div", "log", "rsqrt", "reciprocal", "sqrt", "normalize"))
 def epsilon_underflow(state: None, event: Computed) -> Iterator[Any]:
     """A guard against zero that is itself zero in fp16."""
     value = event.value
@@ -162,10 +162,10 @@ def added_guard(value: Value) -> Value | None:
     return None
 
 
-@FAMILY.rule("half-noise", Computed)
+@FAMILY.rule("half-noise", Computed, ops=("log",))
 def half_noise(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
-    if value.op != "log" or not value.inputs:
+    if not value.inputs:
         return
     uniform = next((s for s in sources(value.inputs[0]) if from_zero(s)), None)
     how = grade(uniform.dtypes, event.scope) if uniform is not None else None
@@ -195,7 +195,11 @@ def from_zero(value: Value) -> bool:
 # -- logits and routers
 
 
-@FAMILY.rule("loss-on-half-logits", Computed)
+LOSSES = frozenset({"cross_entropy", "criterion", "loss"})
+BY_HAND = frozenset({"mean", "sum", "logsigmoid"})
+
+
+@FAMILY.rule("loss-on-half-logits", Computed, ops=(*BY_HAND, *LOSSES, "mul"))
 def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
     value, scope = event.value, event.scope
     if value.op in BY_HAND:
@@ -229,8 +233,6 @@ def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
         yield hit("loss-on-half-logits", value, "possible", message, needs, logits_at(given))
 
 
-LOSSES = frozenset({"cross_entropy", "criterion", "loss"})
-BY_HAND = frozenset({"mean", "sum", "logsigmoid"})
 OUTPUTS = re.compile(r"^(?:model_)?(?:outputs?|logits?|y_?hat|preds?|predictions?)$")
 """What a program calls that which its model gives."""
 
@@ -331,11 +333,11 @@ def cast_to_half(value: Value) -> bool:
 GATES = re.compile(r"gate|gating|rout|moe|expert", re.I)
 
 
-@FAMILY.rule("half-router", Computed)
+@FAMILY.rule("half-router", Computed, ops=("topk",))
 def half_router(state: None, event: Computed) -> Iterator[Any]:
     """Experts chosen by sigmoid scores or logits in half; a softmax in half is softmax-in-half."""
     value = event.value
-    if value.op != "topk" or not value.inputs or not trains(event.scope):
+    if not value.inputs or not trains(event.scope):
         return
     if not GATES.search(f"{event.scope.owner} {event.scope.function}"):
         return

@@ -36,7 +36,7 @@ OF_GRADIENTS = re.compile(r"(?:total|global|grad(?:ient)?s?)_norm|clip_grad")
 """A function that takes the norm of gradients, whatever it calls them."""
 
 
-@FAMILY.rule("half-gradient-norm", Computed, Called)
+@FAMILY.rule("half-gradient-norm", Computed, Called, ops=("running_sum", "norm", "sum"))
 def half_gradient_norm(state: None, event: Computed | Called) -> Iterator[Any]:
     value = event.value
     if isinstance(event, Called):

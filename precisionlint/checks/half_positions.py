@@ -84,7 +84,7 @@ def positions(value: Value) -> bool:
 BITS = ("bf16 has 8 bits", "fp16 has 11 bits", "bf16 has 8 bits")
 
 
-@FAMILY.rule("half-rope", Computed)
+@FAMILY.rule("half-rope", Computed, ops=("sin", "cos", "cast", "matmul", "outer", "mul", "div"))
 def half_rope(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
     if value.op in ("sin", "cos") and value.inputs:
@@ -299,7 +299,7 @@ CHANNELS = re.compile(r"dim|feat(?!_?(?:shape|size|map))|chan|embed|hidden|^[CD]
 SAMPLES = re.compile(r"^b$|^bs$|bsz|batch", re.I)
 
 
-@FAMILY.rule("half-arange", Computed)
+@FAMILY.rule("half-arange", Computed, ops=("cast", "index_put", "arange"))
 def half_arange(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
     if event.scope.kind == "test":

@@ -35,7 +35,7 @@ BOUNDED = frozenset({"softmax", "sigmoid", "tanh", "normalize", "layer_norm", "r
 """What keeps the operands of a product small, or scales them before it."""
 
 
-@FAMILY.rule("scale-after-matmul", Computed)
+@FAMILY.rule("scale-after-matmul", Computed, ops=("mul", "div", "matmul", "softmax"))
 def scale_after_matmul(state: None, event: Computed) -> Iterator[Any]:
     """A product that has to fit fp16 before it is scaled down."""
     value, scope = event.value, event.scope

@@ -47,7 +47,12 @@ PICKED = re.compile(r"scores?$|logits?$|(?:^|_)l(?:og)?_?probs?$")
 DOES_NOT_FIT = "{:g} does not fit fp16 (at most 65504): {} raises on scores in fp16; torch.finfo(scores.dtype).min or -inf fits any dtype"
 
 
-@FAMILY.rule("mask-constant-overflow", Computed, Called)
+@FAMILY.rule(
+    "mask-constant-overflow",
+    Computed,
+    Called,
+    ops=(*FILLS, "where", "index_put", "cast", "mul", "add", "sub"),
+)
 def mask_constant_overflow(state: None, event: Computed | Called) -> Iterator[Any]:
     value = event.value
     if isinstance(event, Called):

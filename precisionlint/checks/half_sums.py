@@ -44,7 +44,7 @@ from precisionlint.valueflow import (
 FAMILY = Family(Automaton("half-sums", None))
 
 
-@FAMILY.rule("half-running-sum", Computed, Called)
+@FAMILY.rule("half-running-sum", Computed, Called, ops=("add", "lerp", "cumsum", "sum", "exp"))
 def half_running_sum(state: None, event: Computed | Called) -> Iterator[Any]:
     """A total that outlives the call (an attribute of the object), or one that a loop carries from batch to batch."""
     value, scope = event.value, event.scope
@@ -117,14 +117,17 @@ def sum_over_ranks(value: Value, scope: Scope) -> Iterator[Any]:
     )
 
 
-@FAMILY.rule("half-scatter", Computed, Called)
+SCATTERS = frozenset({"index_add", "scatter_add", "scatter_reduce", "index_reduce"})
+
+
+@FAMILY.rule("half-scatter", Computed, Called, ops=SCATTERS)
 def half_scatter(state: None, event: Computed | Called) -> Iterator[Any]:
     """``torch.zeros_like(x).index_add_(0, rows, x)``: on CUDA each term is added into the result itself."""
     value, scope = event.value, event.scope
     if isinstance(event, Called):
         yield from scattered_by_others(value, scope)
         return
-    if value.op not in SCATTERS or not value.inputs or scope.enabled is False or not trains(scope):
+    if not value.inputs or scope.enabled is False or not trains(scope):
         return
     how = value.option("reduce", 4)
     if value.op.endswith("reduce") and (how is None or how.constant not in ("sum", "mean")):
@@ -171,7 +174,6 @@ def scattered_by_others(value: Value, scope: Scope) -> Iterator[Any]:
     )
 
 
-SCATTERS = frozenset({"index_add", "scatter_add", "scatter_reduce", "index_reduce"})
 EMPTIED = frozenset({"zeros", "zero_", "zeros_like", "new_zeros", "empty_like", "new_empty", "full_like", "new_full"})
 
 

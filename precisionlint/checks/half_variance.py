@@ -53,7 +53,7 @@ def averaged_square(value: Value) -> tuple[Value, Value | None] | None:
     return None
 
 
-@FAMILY.rule("variance-by-difference", Computed)
+@FAMILY.rule("variance-by-difference", Computed, ops=("add", "sub"))
 def variance_by_difference(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
     if value.op in ("add", "sub") and len(value.inputs) == 2 and event.scope.kind != "test":

@@ -13,6 +13,7 @@ from typing import Any
 
 from precisionlint.source.garbage import Collector
 from precisionlint.source.objects import DTYPES, is_container
+from precisionlint.source.parsing import words_in
 from precisionlint.source.state import State, differing, merge
 from precisionlint.source.values import (
     PLAIN,
@@ -37,7 +38,6 @@ KEPT = re.compile(
     re.I,
 )
 """What a name must hold for its value to be kept whether or not a test names it."""
-WORD = re.compile(r"[^\W\d]\w*")
 
 
 @lru_cache(maxsize=20_000)
@@ -46,15 +46,9 @@ def is_kept(name: str) -> bool:
     return KEPT.search(name) is not None
 
 
-@lru_cache(maxsize=20_000)
-def words_of(text: str) -> frozenset[str]:
-    """The names in the words for a value."""
-    return frozenset(WORD.findall(text))
-
-
 def is_asked(text: str, kept: Set[str]) -> bool:
     """Whether a test around precision asks for a value that goes by these words."""
-    return is_kept(text) or not kept.isdisjoint(words_of(text))
+    return is_kept(text) or not kept.isdisjoint(words_in(text))
 
 
 Unknown = Callable[[Any, str, Flow, list[Value | None]], Value]

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from precisionlint.source import program as p
-from precisionlint.source.blur import WORD, flow_in, is_kept, plain
+from precisionlint.source.blur import flow_in, is_kept, plain
 from precisionlint.source.evaluate import evaluate
 from precisionlint.source.liveness import own_slots, walk
 from precisionlint.source.marks import TRIGGER
 from precisionlint.source.objects import is_container
+from precisionlint.source.parsing import words_in
 from precisionlint.source.state import State
 from precisionlint.source.values import PLAIN, Class, Func, Obj, Partial, Sym, Tensors, Value
 
@@ -102,7 +103,7 @@ def judge(it: Interpreter, instr: p.If, module: ProjectModule) -> Inert | None:
     text = "\n".join(module.code[instr.at.lineno - 1 : instr.at.end_lineno])
     if TRIGGER.found(text) or is_kept(text) or TOUCHES.search(text):
         return None
-    words = frozenset(WORD.findall(text))
+    words = words_in(text)
     if not words.isdisjoint(it.kept):
         return None
     targets: list[p.Name | p.Attr] = []

@@ -14,19 +14,19 @@ from itertools import accumulate
 from msgspec import Struct
 
 from precisionlint.source.marks import GUARDED, MARKS, Marks
-from precisionlint.source.parsing import BLOCKS, DEFINITIONS, lines_spanned, statements, walk
-
-WORD = re.compile(r"[^\W\d]\w*")
+from precisionlint.source.parsing import BLOCKS, DEFINITIONS, lines_spanned, statements, walk, words_in
 
 CLASS_OF_OTHERS = re.compile(r"\.([A-Z]\w*)")
 CLASS = re.compile(r"(?<![\w.])[A-Z]\w*")
 
 
-def named_in(text: str, start: int = 0, end: int | None = None) -> set[str]:
+def named_in(text: str, start: int = 0, end: int | None = None) -> frozenset[str]:
     """The words in a text that may name what its file knows: ``nn.Linear`` is no class ``Linear`` of the file's."""
-    stop = len(text) if end is None else end
-    elsewhere = set(CLASS_OF_OTHERS.findall(text, start, stop)).difference(CLASS.findall(text, start, stop))
-    return set(WORD.findall(text, start, stop)) - elsewhere
+    text = text[start:end]
+    elsewhere = set(CLASS_OF_OTHERS.findall(text))
+    if elsewhere:
+        elsewhere.difference_update(CLASS.findall(text))
+    return words_in(text) - elsewhere
 
 
 class Definition:

@@ -20,7 +20,7 @@ from precisionlint.source import program as p
 from precisionlint.source.apis import table
 from precisionlint.source.lower import lower_body, lower_module
 from precisionlint.source.marks import MARKS, NEEDING, STRONG, TRIGGER, Marks
-from precisionlint.source.outline import WORD, Outline, named_in, telling_names
+from precisionlint.source.outline import Outline, named_in, telling_names
 from precisionlint.source.parsing import (
     DEFINITIONS,
     UnreadableError,
@@ -30,6 +30,7 @@ from precisionlint.source.parsing import (
     parse,
     split_lines,
     without_remarks,
+    words_in,
 )
 from precisionlint.source.root import PRECISION, file_of, surveyed_files
 from precisionlint.source.screen import own_words
@@ -140,7 +141,7 @@ class ProjectModule:
     def words(self, function: p.Function) -> frozenset[str]:
         """Every word in a function's lines."""
         if function not in self._words:
-            self._words[function] = frozenset(WORD.findall(self.source_of(function)))
+            self._words[function] = words_in(self.source_of(function))
         return self._words[function]
 
     def source_of_class(self, definition: p.ClassDef) -> str:

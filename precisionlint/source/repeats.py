@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from precisionlint.source import program as p
-from precisionlint.source.blur import plain, words_of
+from precisionlint.source.blur import plain
+from precisionlint.source.parsing import words_in
 from precisionlint.source.project import SMALL
 from precisionlint.source.state import NOTHING, Fact, State, differing
 from precisionlint.source.values import Cond, Const, External, Func, Obj, Sym, Tup, Value
@@ -64,7 +65,7 @@ def key_of(it: Interpreter, func: Func, args: Args, instr: p.Call, state: State)
     facts = frozenset(
         (sym, fact)
         for sym, fact in state.facts.items()
-        if not given.isdisjoint(it.roots(sym)) or not words.isdisjoint(words_of(sym.text))
+        if not given.isdisjoint(it.roots(sym)) or not words.isdisjoint(words_in(sym.text))
     )
     own = (
         frozenset(
