@@ -230,3 +230,73 @@ def test_star_imports_of_torch_bring_in_what_they_are_known_for(tmp_path: Path):
     assert rules(tmp_path, own, own=scaler) == ["fp16-without-scaler", "half-arange"]  # the last import counts
     torchs = STARRED.replace("from torch.cuda.amp import *\n", "").replace("autocast(", "autocast('cuda', ")
     assert rules(tmp_path, torchs) == found  # torch has both as well
+
+
+OWN_COPIES = """
+import torch
+
+
+class Scaler:
+    def __init__(self):
+        self.loss_scale = 2.0**15
+
+
+class HalfOptimizer(torch.optim.Optimizer):
+    def __init__(self, optimizer):
+        self.half = [p for group in optimizer.param_groups for p in group["params"]]
+        self.masters = []
+        for p in self.half:
+            self.masters.append(torch.nn.Parameter(p.data.float()))
+        optimizer.param_groups[0]["params"] = self.masters
+        self.scaler = Scaler()
+        self.stale = True
+
+    def backward(self, loss):
+        loss = loss * self.scaler.loss_scale
+        loss.backward()
+        self.stale = True
+
+    def copy_gradients(self, factor=1.0):
+        if self.stale:
+            factor /= self.scaler.loss_scale
+            for p, master in zip(self.half, self.masters):
+                if not p.requires_grad:
+                    continue
+                master.grad.data.copy_(p.grad.data)
+                master.grad.data.mul_(factor)
+            self.stale = False
+
+    def clip(self, max_norm):
+        {first}
+        norm = torch.nn.utils.clip_grad_norm_(self.masters, max_norm)
+        return norm
+"""
+
+
+@pytest.mark.parametrize(("first", "found"), [("self.copy_gradients()", []), ("pass", ["clip-before-unscale"])])
+def test_weights_of_a_loop_are_trained_unless_the_program_freezes_them(tmp_path: Path, first: str, found: list[str]):
+    assert rules(tmp_path, OWN_COPIES.format(first=first)) == found
+
+
+CHOOSES = """
+import torch
+
+
+class {name}:
+    def select(self, scores, chosen):
+        return torch.softmax(scores, dim=-1)[chosen].log()
+
+
+def train(model, loader):
+    model = model.half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, chosen in loader:
+        loss = -{name}().select(model(x), chosen).mean()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("name", "found"), [("BeamSearch", False), ("TopKSampling", False), ("Reward", True)])
+def test_a_search_trains_nothing(tmp_path: Path, name: str, found: bool):
+    assert ("softmax-in-half" in rules(tmp_path, CHOOSES.format(name=name))) is found

@@ -45,7 +45,7 @@ INFERENCE = re.compile(
 """Functions whose name says that they train nothing."""
 SERVING = re.compile(
     r"get_(?:occ|bbox|result|pred)|simple_test|forward_test|post_?process|imageprocessor|hub_?interface|pipeline|predictor|fill_mask"
-    r"|logits_?(?:processor|warper)"
+    r"|logits_?(?:processor|warper)|(?:greedy|beam|tree)_?search|(?:top_?[kp]|nucleus)_?sampl"
 )
 
 
@@ -278,7 +278,7 @@ def use_of_softmax(value: Value, scope: Scope) -> Iterator[Any]:
 
 SPOILT = {
     "log": "the log of its small values is far off",
-    "topk": "near experts tie and flip",
+    "topk": "near values tie, and which is chosen flips",
     "argmax": "near values tie",
 }
 """What comes of a softmax that is rounded."""

@@ -189,6 +189,8 @@ def attribute(it: Interpreter, state: State, obj: Value, name: str) -> Value:
                 if obj.key[0] == "site":  # a loop's variable: one after the other, all of what it runs over
                     return Tensors("grad", None)
                 return Tensors("grad", model_weights(it, obj), obj.key[0] == "index")
+            if name == "requires_grad" and obj.key[0] in ("site", "index"):  # as of those that are known
+                return TRUE
             return it.derived(("attr", obj, name), f"{obj.text}.{name}", (obj,))
         case Const():
             if obj == NONE:  # this path raises; what would be read from the object that is not there is unknown
