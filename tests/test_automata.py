@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from precisionlint.checks import all_rules
-from precisionlint.checks.base import Judge
+from precisionlint.checks.base import Check, Judge
 from precisionlint.events import Event
 from precisionlint.source.project import Project
 from precisionlint.source.reading import read
@@ -50,3 +54,34 @@ def test_what_an_automaton_does_not_hear_changes_nothing(path: Path, watching: W
             for event in subject.read(file):
                 states = watching.advance(states, event, lambda found: None)
     assert watching.unheard == set()
+
+
+def of_ops(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a check, without what it does with events of other kinds."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and ast.unparse(child.test).startswith("isinstance(event, ")):
+            yield from of_ops(child)
+
+
+def asked(run: Callable[..., Any], seen: set[Callable[..., Any]]) -> Iterator[str]:
+    """The ops that a check compares its value's with, itself or in the functions that it hands the event or its value."""
+    seen.add(run)
+    for node in of_ops(ast.parse(textwrap.dedent(inspect.getsource(run))).body[0]):
+        if isinstance(node, ast.Compare) and ast.unparse(node.left) == "value.op":
+            known = eval(compile(ast.Expression(node.comparators[0]), "", "eval"), run.__globals__)
+            yield from [known] if isinstance(known, str) else known
+        elif isinstance(node, ast.YieldFrom) and isinstance(node.value, ast.Call) and node.value.args:
+            inner = run.__globals__.get(ast.unparse(node.value.func))
+            if (
+                inspect.isfunction(inner)
+                and inner not in seen
+                and ast.unparse(node.value.args[0]) in ("event", "value")
+            ):
+                yield from asked(inner, seen)
+
+
+@pytest.mark.parametrize("check", [each for each in all_rules().values() if each.ops], ids=lambda each: each.rule)
+def test_a_check_is_told_of_every_op_that_it_asks_for(check: Check) -> None:
+    assert check.ops is not None
+    assert set(asked(check.run, set())) <= check.ops

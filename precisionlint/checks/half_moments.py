@@ -26,7 +26,7 @@ from precisionlint.valueflow import (
 FAMILY = Family(Automaton("half-moments", None))
 
 
-@FAMILY.rule("norm-without-upcast", Computed, ops=("cosine_similarity", "sqrt", "pow", "mul", "div"))
+@FAMILY.rule("norm-without-upcast", Computed, ops=("cosine_similarity", "normalize", "sqrt", "pow", "mul", "div"))
 def norm_without_upcast(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
     if value.op == "cosine_similarity":
