@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import codecs
+import contextlib
 import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+
+from precisionlint.source.literals import thinned
 
 FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = FunctionDef | ast.ClassDef
@@ -26,7 +29,7 @@ class UnreadableError(Exception):
 
 
 def parse(data: bytes) -> ast.Module:
-    """The file as Python's own parser sees it.
+    """The file as Python's own parser sees it, without most of its long tables of numbers.
 
     Raises: UnreadableError.
     """
@@ -35,6 +38,10 @@ def parse(data: bytes) -> ast.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            shorter = thinned(data)
+            if shorter is not data:
+                with contextlib.suppress(SyntaxError):
+                    return ast.parse(shorter)
             return ast.parse(data)
     except SyntaxError as error:
         raise UnreadableError(error.lineno or None, f"syntax error: {error.msg}{newer(data, error)}") from None
