@@ -11,6 +11,7 @@ from precisionlint import catalogue, checking
 from precisionlint.cli import main
 from precisionlint.config import Configuration
 from precisionlint.findings import Report
+from precisionlint.source.fix_trees import LONGEST
 
 ROOT = Path(__file__).parent.parent
 AT = f"        {CLIP_CALL}\n"
@@ -126,3 +127,70 @@ def test_a_helper_that_the_forward_may_share_is_changed_only_with_leave(tmp_path
     assert file.read_text() == code
     file.write_text(code.replace("product(", "product_backward("))
     assert promised(file) == ["fp8-fast-accumulation-in-backward"]
+
+
+AROUND = '''"""A module."""
+# of some lines
+import functools
+
+import torch
+
+TABLE = [
+    1,
+]
+
+
+def other(x):  # left alone
+    return x.float()
+
+'''
+WITHIN = '''
+# above it
+@functools.cache
+class Steps:
+    # inside
+
+    @staticmethod
+    def of(
+        n,
+    ):
+        """Steps."""
+        return torch.arange(  # first
+            n,
+
+            dtype=torch.bfloat16,
+        )
+    # at its end
+
+# below it
+'''
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_what_stands_around_a_fixed_function_stays(newline: str, tmp_path: Path):
+    text = f"{AROUND}{WITHIN}{AROUND.replace('other', 'another')}if TABLE:\n    print(other)\n".replace("\n", newline)
+    file = tmp_path / "steps.py"
+    file.write_bytes(text.encode())
+    assert [each.rule for each in report(file).replacements] == ["half-arange"]
+    main(["check", str(file), "--isolated", "--no-cache", "--select", "all", "--fix", "--unsafe-fixes"])
+    assert file.read_bytes().decode() == text.replace("dtype=torch.bfloat16", "dtype=torch.float32")
+
+
+def test_a_long_file_has_its_fixes_where_their_functions_are_short(tmp_path: Path):
+    file = tmp_path / "steps.py"
+    rest = "# a line\n" * (LONGEST // 8)
+    assert len(rest) > LONGEST
+    file.write_text(f"{AROUND}{rest}{WITHIN}{rest}")
+    assert [each.rule for each in report(file).replacements] == ["half-arange"]
+    alone = WITHIN.replace("        return torch", "        # a line\n" * (LONGEST // 16) + "        return torch")
+    file.write_text(f"{AROUND}{alone}")
+    assert [(each.rule, each.fix) for each in report(file).findings] == [("half-arange", None)]
+
+
+def test_a_fault_of_the_top_level_of_a_script_is_fixed_where_its_step_follows(tmp_path: Path):
+    lines = CLIPPED[CLIPPED.index("    model =") :].replace("\n    ", "\n")[4:]
+    script = CLIPPED[: CLIPPED.index("\n\ndef train")] + "\nfrom data import loader\n" + lines
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    fixed(file)
+    assert file.read_text() == script.replace(CLIP_CALL, f"{UNSCALE}\n    {CLIP_CALL}")

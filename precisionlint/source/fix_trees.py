@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider, WhitespaceInclusivePositionProvider
+from libcst.metadata import (
+    CodeRange,
+    MetadataWrapper,
+    ParentNodeProvider,
+    PositionProvider,
+    WhitespaceInclusivePositionProvider,
+)
 
 from precisionlint.findings import Edit, Place
 from precisionlint.source.fix_calls import device_first, named, with_argument
 from precisionlint.source.fix_statements import Statements
 from precisionlint.source.fixes import NEWLINE, NoFixError, Span
 from precisionlint.source.names import Names
+from precisionlint.source.parsing import DEFINITIONS, lines_spanned, walk
 
 OUTSIDE = re.compile(r"(?<![\w.])(?:torch|triton\.language|transformer_engine\.pytorch)(?:\.\w+)+")
 """A name of an outside API in the text of an edit."""
@@ -23,33 +31,43 @@ DTYPE = re.compile(r"(?:float|int)\d+$|\.half$")
 FP8 = re.compile(r"dtype|fp8|float8|e4m3|e5m2|f8", re.I)
 COMMENT = re.compile(r"#\s*precisionlint\s*:\s*[\w-]+\s*\[(?P<words>[^\]]*)\][^#]*", re.I)
 """A comment for this program up to the next one."""
+LONGEST = 500_000
+"""Characters of what is parsed for fixes at most: libcst takes ten seconds and half a gigabyte for them."""
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEVICES = {"torch.cuda.amp.": "cuda", "torch.cpu.amp.": "cpu"}
 
 
 class Renderer:
-    """The edits of one file; ``renames``: where a name is to become another.
+    """Renders the edits of one file. Of its text only the functions are parsed that they stand in, where that is enough.
 
-    Raises NoFixError where the file's tree does not give back its text.
+    Raises NoFixError where that is too long, or its tree does not give back its text.
     """
 
-    def __init__(self, text: str, renames: Iterable[Place] = ()) -> None:
-        try:
-            module = cst.parse_module(text)
-        except (cst.ParserSyntaxError, RecursionError) as error:
-            raise NoFixError("libcst cannot parse it") from error
-        if module.code != text:
-            raise NoFixError("its tree does not give back its text")
+    def __init__(self, text: str, edits: Sequence[Edit]) -> None:
         self.text = text
         self.names = Names(text)
+        self.starts = line_starts(text)
+        kept = concerned(self.names.tree, edits)
+        kept = [(1, len(self.starts))] if kept is None else kept
+        part = "".join(self.lines(first, last) for first, last in kept)
+        self.kept_starts = [start for first, last in kept for start in self.starts[first - 1 : last]]
+        """The offset in the text of each line that is parsed."""
+        if len(part) > LONGEST:
+            raise NoFixError("it is too long to be changed")
+        try:
+            module = cst.parse_module(part)
+        except (cst.ParserSyntaxError, RecursionError) as error:
+            raise NoFixError("libcst cannot parse it") from error
+        if module.code != part:
+            raise NoFixError("its tree does not give back its text")
         self.wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
         self.module = module
         self.positions = self.wrapper.resolve(PositionProvider)
         self.wide = self.wrapper.resolve(WhitespaceInclusivePositionProvider)
         self.parents = self.wrapper.resolve(ParentNodeProvider)
         self.statements = Statements(module, self.parents)
-        self.starts = [0, *(match.end() for match in NEWLINE.finditer(text))]
         self.nodes: dict[tuple[int, int], list[cst.BaseExpression]] = {}
-        self.renames = {self.offsets(each) for each in renames}
+        self.renames = {self.offsets(each.place) for each in edits if each.kind == "rename"}
         self.arguments: dict[tuple[int, int], cst.Arg] = {}
         for node in self.positions:
             if isinstance(node, cst.BaseExpression):
@@ -61,8 +79,14 @@ class Renderer:
 
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
         """The offsets of a node, parentheses around it left out."""
-        at = self.positions[node]
-        return self.starts[at.start.line - 1] + at.start.column, self.starts[at.end.line - 1] + at.end.column
+        return self.offsets_of(self.positions[node])
+
+    def offsets_of(self, at: CodeRange) -> tuple[int, int]:
+        return self.kept_starts[at.start.line - 1] + at.start.column, self.kept_starts[at.end.line - 1] + at.end.column
+
+    def lines(self, first: int, last: int) -> str:
+        """The text of some lines."""
+        return self.text[self.starts[first - 1] : self.starts[last] if last < len(self.starts) else len(self.text)]
 
     def offsets(self, place: Place) -> tuple[int, int]:
         return (
@@ -96,23 +120,24 @@ class Renderer:
         node: cst.CSTNode = old
         while not isinstance(self.parents[node], cst.Module):
             node = self.parents[node]
-        start, end = self.tops[node]
-        return start, end, self.code(node.deep_replace(old, new))
+        start, bare = self.tops[node]
+        return start, start + len(self.code(bare)), self.code(bare.deep_replace(old, new))
 
     @cached_property
-    def tops(self) -> dict[cst.CSTNode, tuple[int, int]]:
-        """The offsets of the statements of the top level, with what stands above each."""
-        found: dict[cst.CSTNode, tuple[int, int]] = {}
-        end = 0
-        for each in [*self.module.header, *self.module.body]:
-            start, end = end, end + len(self.code(each))
-            found[each] = start, end
+    def tops(self) -> dict[cst.CSTNode, tuple[int, cst.CSTNode]]:
+        """Each statement of the top level: its offset, and it without the lines above it."""
+        found: dict[cst.CSTNode, tuple[int, cst.CSTNode]] = {}
+        line = sum(lines_of(self.code(each)) for each in self.module.header)
+        for each in self.module.body:
+            bare = each.with_changes(leading_lines=())
+            above, own = (lines_of(self.code(node)) for node in (each, bare))
+            found[each] = self.kept_starts[line + above - own], bare
+            line += above
         return found
 
     def whole(self, node: cst.BaseExpression) -> tuple[int, int]:
         """The offsets of an expression with its parentheses."""
-        at = self.wide[node]
-        return self.starts[at.start.line - 1] + at.start.column, self.starts[at.end.line - 1] + at.end.column
+        return self.offsets_of(self.wide[node])
 
     def source(self, node: cst.BaseExpression) -> str:
         """The text of an expression with its parentheses."""
@@ -367,6 +392,35 @@ class Renderer:
     def is_from(self, statement: cst.ImportFrom, module: str) -> bool:
         named = statement.module is not None and dotted(statement.module) == module and not statement.relative
         return named and bool(aliases(statement))
+
+
+def line_starts(text: str) -> list[int]:
+    """The offset at which each line begins."""
+    return [0, *(match.end() for match in NEWLINE.finditer(text))]
+
+
+def lines_of(code: str) -> int:
+    return len(NEWLINE.findall(code))
+
+
+def concerned(tree: ast.Module, edits: Sequence[Edit]) -> list[tuple[int, int]] | None:
+    """The lines of the functions and classes at the top level that edits stand in: the tree of libcst takes a hundred times as long to
+    make as that of ``ast``. None where an edit has to do with more than its own function."""
+    if any(edit.kind == "rename" for edit in edits):
+        return None
+    lines = {edit.place.line for edit in edits if edit.kind != "comment"}
+    kept: list[tuple[int, int]] = []
+    for top in tree.body:
+        if isinstance(top, DEFINITIONS):
+            first, last = lines_spanned(top)
+            inner = [top] if isinstance(top, FUNCTIONS) else [each for each in walk(top) if isinstance(each, FUNCTIONS)]
+            held = {line for line in lines if first <= line <= last}
+            spans = [lines_spanned(each) for each in inner] if held else []
+            if any(not any(begin <= line <= end for begin, end in spans) for line in held):
+                return None
+            lines -= held
+            kept += [(first, last)] if held else []
+    return kept if not lines else None
 
 
 def aliases(statement: cst.ImportFrom) -> list[cst.ImportAlias]:

@@ -84,7 +84,7 @@ def rendered(data: bytes, findings: Iterable[Finding]) -> dict[Finding, tuple[Re
     try:
         text = Text.of(data)
         edits = [edit for finding in wanted if finding.fix is not None for edit in finding.fix.edits]
-        renderer = Renderer(text.text, [edit.place for edit in edits if edit.kind == "rename"])
+        renderer = Renderer(text.text, edits)
     except NoFixError:
         return {}
     spans: dict[Finding, list[Span]] = {}
