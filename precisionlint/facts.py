@@ -8,6 +8,9 @@ from typing import Literal
 from precisionlint.events import Event
 from precisionlint.findings import Place
 
+SLOW = 0.99
+"""How much of itself an average keeps in each update, at least, for half precision to stop it: a faster one catches up all the same."""
+
 
 class EnclosedBackward(Event, frozen=True, eq=False):
     """A backward that is written into the block of an autocast; ``region`` is that, in the program's words, ``entered`` where."""

@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from precisionlint.facts import Average
+from precisionlint.facts import SLOW, Average
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
 from precisionlint.subjects.optimizers import COUNTS
@@ -21,7 +21,6 @@ AWARE = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.dtype|dtype
 """What says that dtypes were thought of, or that it is a codebook's affair."""
 STEPPING = re.compile(r"\bgrads?\b|\bexp_avg|Optimizer|momentum_buf")
 """What an optimizer has; one that is called an average holds an average of weights all the same."""
-SLOW = 0.99
 HOLDS = re.compile(r"(?:^|_)ema(?:_|$)|^ema|averaged?_model|shadow_model", re.I)
 """What a model is called that holds an average of weights; a class of them ends or begins so."""
 MAKES = re.compile(r"^EMA|EMA(?:Model)?$|^ExponentialMovingAverage")

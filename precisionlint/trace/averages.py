@@ -13,13 +13,14 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from precisionlint.facts import SLOW
 from precisionlint.trace.position import Position
 from precisionlint.trace.recorder import Call, Watcher
 from precisionlint.trace.storages import Storages
 
 HALF = (torch.float16, torch.bfloat16)
-SLOW = 0.01 + 1e-9
-"""Up to which share of the difference an update is one of a slow average; a faster one catches up all the same."""
+LARGEST_STEP = 1.0 - SLOW + 1e-9
+"""Up to which share of the difference an update is one of a slow average."""
 
 
 class Average(Struct):
@@ -75,16 +76,16 @@ class Averages:
                 self._judge(average, weight * (target.float() - average.float()), weight, call)
 
     def mul_(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
-        if isinstance(args[1], float) and 1.0 - SLOW <= args[1] < 1.0:
+        if isinstance(args[1], float) and 1.0 - LARGEST_STEP <= args[1] < 1.0:
             for each in listed(args[0]):
                 self._decayed.put(each, Decayed(1.0 - args[1], None))
 
     def mul(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
         if not isinstance(args[1], float) or not isinstance(out, Tensor):
             return
-        if 1.0 - SLOW <= args[1] < 1.0 and call.phase == "other":  # else it may hold an activation for long
+        if 1.0 - LARGEST_STEP <= args[1] < 1.0 and call.phase == "other":  # else it may hold an activation for long
             self._decayed.put(out, Decayed(1.0 - args[1], args[0].detach()))
-        elif 0.0 < args[1] <= SLOW and self._differences.get(args[0]):
+        elif 0.0 < args[1] <= LARGEST_STEP and self._differences.get(args[0]):
             self._parts.put(out, args[1])
 
     def add_(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, call: Call) -> None:
@@ -111,7 +112,7 @@ class Averages:
 
     def _judge(self, average: Tensor, move: Tensor, rate: float, call: Call) -> None:
         """Whether such a move changes the average as it stands (what has just been lost is lost again)."""
-        if not is_half(average) or not 0.0 < rate <= SLOW or move.shape != average.shape:
+        if not is_half(average) or not 0.0 < rate <= LARGEST_STEP or move.shape != average.shape:
             return
         meant = move != 0
         lost = meant & ((average.float() + move).to(average.dtype) == average)

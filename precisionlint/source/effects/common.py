@@ -89,7 +89,8 @@ def known_region(region: Region | str | None) -> Region | None:
     return region if isinstance(region, Region) else None
 
 
-def last_name(value: Value) -> str:
+def last_word(value: Value) -> str:
+    """The last word of what a value is called in the program."""
     match value:
         case Sym():
             text = value.text.rstrip(")(…")
@@ -146,7 +147,7 @@ def is_optimizer(it: Interpreter, state: State, value: Value, called: str = "") 
     """Whether a value is an optimizer: made as one, or unknown and called so where it was made or, in the program's words, here."""
     if isinstance(value, Obj):
         return it.kind(state, value) == "optimizer"
-    names = (last_name(value), called.rpartition(".")[2]) if isinstance(value, Sym) else ()
+    names = (last_word(value), called.rpartition(".")[2]) if isinstance(value, Sym) else ()
     return not any(map(SCHEDULER_NAME.search, names)) and any(map(OPTIMIZER_NAME.search, names))
 
 
@@ -155,7 +156,7 @@ def is_scaler(it: Interpreter, state: State, value: Value, method: str = "") -> 
     if isinstance(value, Obj):
         return it.kind(state, value) == "scaler"
     if isinstance(value, Sym):
-        name = last_name(value)
+        name = last_word(value)
         return (
             method == "unscale_"
             or bool(
@@ -214,7 +215,7 @@ def is_model(it: Interpreter, state: State, value: Value) -> bool:
         return it.kind(state, value) == "module"
     if not isinstance(value, Sym):
         return False
-    name = last_name(value)
+    name = last_word(value)
     if value.key[0] in ("part", "cast"):
         return bool(value.key[0] == "part")
     return bool(MODEL_NAME.search(name)) or name in it.module_of(state).model_names or value in it.weight_roots

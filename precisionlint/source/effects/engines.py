@@ -19,7 +19,7 @@ from precisionlint.source.effects.common import (
     is_model,
     is_optimizer,
     known_region,
-    last_name,
+    last_word,
     one,
     open_ended,
     receiver_text,
@@ -73,7 +73,7 @@ def engine_of(it: Interpreter, state: State, value: Value) -> str:
             bases = (base for base in it.mro(state, cls) if isinstance(base, External))
             return next((it.apis.engines[base.name] for base in bases if base.name in it.apis.engines), "")
         case Sym():
-            name = last_name(value)
+            name = last_word(value)
             text = it.module_of(state).text
             return next(
                 (framework for framework, known in NAMED.items() if known.match(name) and framework in text), ""
@@ -266,4 +266,4 @@ def stepping(it: Interpreter, state: State, optimizer: Value) -> Iterator[tuple[
 
 def engine_name(it: Interpreter, engine: Value) -> str:
     """What the program calls an engine that is not named where it acts."""
-    return it.names.get(getattr(engine, "site", None), "") or last_name(engine) or text_of(engine)
+    return it.names.get(getattr(engine, "site", None), "") or last_word(engine) or text_of(engine)

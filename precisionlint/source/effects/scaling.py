@@ -26,7 +26,7 @@ from precisionlint.source.effects.common import (
     arg_name,
     argument,
     known_region,
-    last_name,
+    last_word,
     one,
     open_ended,
     optimizer_weights,
@@ -71,8 +71,8 @@ SCALER_METHODS = frozenset(
 def annotated(it: Interpreter, state: State, annotation: p.Expr, value: Sym) -> Value:
     """A value whose annotation names a class that matters."""
     name = name_of(annotation)
-    if name.endswith("GradScaler") and not SCALER_NAME.search(last_name(value)):
-        it.module_of(state).scaler_names.add(last_name(value))
+    if name.endswith("GradScaler") and not SCALER_NAME.search(last_word(value)):
+        it.module_of(state).scaler_names.add(last_word(value))
     return value
 
 

@@ -15,7 +15,7 @@ from precisionlint.source.effects.common import (
     argument,
     is_optimizer,
     is_scaler,
-    last_name,
+    last_word,
     result,
     when,
 )
@@ -64,7 +64,7 @@ def call_unknown(
     it: Interpreter, state: State, instr: p.Call, callee: Value, args: Args, receiver: Value | None = None
 ) -> Outcome:
     """A call that cannot be read. It can do what its arguments allow: who gets the scaler may unscale, step and update."""
-    name = name_of(instr.func).rpartition(".")[2] or last_name(callee)
+    name = name_of(instr.func).rpartition(".")[2] or last_word(callee)
     values = [value for _, value in args] + ([receiver] if receiver is not None else [])
     if not HARMLESS.match(name) and not (
         isinstance(callee, External) and (callee.benign or callee.name.startswith("builtins."))
@@ -124,7 +124,7 @@ def handed_gradients(it: Interpreter, state: State, instr: p.Call, name: str, ar
         return
     for _, value in args[:2]:
         weights = grads_weights(it, state, value)
-        if isinstance(value, Sym) and MODEL_NAME.search(last_name(value)):
+        if isinstance(value, Sym) and MODEL_NAME.search(last_word(value)):
             weights = model_weights(it, value)
         if weights is None:
             continue

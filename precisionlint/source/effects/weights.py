@@ -17,7 +17,7 @@ from precisionlint.source.effects.common import (
     choices,
     dtype_in,
     is_model,
-    last_name,
+    last_word,
     one,
     receiver_text,
     region_of,
@@ -333,7 +333,7 @@ def module_called(it: Interpreter, state: State, instr: p.Call, callee: Value) -
         name = callee.cls.name if isinstance(callee.cls, External) else ""
         if it.kind(state, callee) != "module" or name.endswith("Loss"):
             return
-    elif not (isinstance(callee, Sym) and MODEL_NAME.search(last_name(callee)) and callee.key[0] != "free"):
+    elif not (isinstance(callee, Sym) and MODEL_NAME.search(last_word(callee)) and callee.key[0] != "free"):
         return
     region = region_of(state)
     dtype = region.dtype or "?" if isinstance(region, Region) else "?" if region == UNSURE else None
