@@ -95,13 +95,8 @@ def check(request: Request) -> Report:
         errors += result.errors
         kept, silenced = judged(result, settings[display], path)
         suppressed += silenced
-        if display in baselines:
-            kept, known = baselines[display].split(kept, sources)
-            suppressed += (Suppressed(each, "baseline") for each in known)
-        if changes is not None:
-            near = {index for index, each in enumerate(kept) if changes.touch(each)}
-            suppressed += (Suppressed(each, "unchanged") for index, each in enumerate(kept) if index not in near)
-            kept = [each for index, each in enumerate(kept) if index in near]
+        kept, known = _new(kept, baselines.get(display), changes, sources)
+        suppressed += known
         findings += kept
     findings = [torches.fixable(each, settings[each.place.path], paths[each.place.path]) for each in findings]
     looked_at = {os.path.realpath(path) for _, path in found} if baselines else set()
@@ -119,6 +114,21 @@ def check(request: Request) -> Report:
         request.texts,
         replacements,
     )
+
+
+def _new(
+    findings: list[Finding], known: Baseline | None, changes: Changes | None, sources: Sources
+) -> tuple[list[Finding], list[Suppressed]]:
+    """What is new of a file's findings beside a baseline and a revision, and what is not."""
+    suppressed: list[Suppressed] = []
+    if known is not None:
+        findings, old = known.split(findings, sources)
+        suppressed += (Suppressed(each, "baseline") for each in old)
+    if changes is not None:
+        near = {index for index, each in enumerate(findings) if changes.touch(each)}
+        suppressed += (Suppressed(each, "unchanged") for index, each in enumerate(findings) if index not in near)
+        findings = [each for index, each in enumerate(findings) if index in near]
+    return findings, suppressed
 
 
 class Torches:

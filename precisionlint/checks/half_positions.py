@@ -19,6 +19,7 @@ from precisionlint.checks.half_arithmetic import (
     short,
     untold,
 )
+from precisionlint.findings import Confidence
 from precisionlint.valueflow import (
     INTEGERS,
     NUMBER,
@@ -112,36 +113,41 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
         if how is not None:
             # Positions that come as they are, are half only where everything is.
             needs = shown_by(value.dtypes) if value.op == "matmul" or cast is not None else HALF_WEIGHTS
-            yield hit(
-                "half-rope",
-                value,
-                how,
-                f"{angles(event.scope)} are made in {made_in(how, value)}: {of_half(value.dtypes, *BITS)} for "
-                f"{'a position divided by a wavelength' if value.op == 'div' else 'position times frequency'}, and the cosine is wrong by up to "
-                "2.0 within 8k positions; make them in fp32",
-                (TRAINING, AUTOCAST if held is not None and cast is None else needs),
-                (Seen(made.at, f"the {'wavelengths' if value.op == 'div' else 'frequencies'}"),)
-                if made.at is not None
-                else (),
+            yield angles_in_half(
+                value, how, made, event.scope, AUTOCAST if held is not None and cast is None else needs
             )
-        elif (
-            value.op == "matmul"
-            and "float32" in value.dtypes
-            and "float64" not in value.dtypes  # which autocast leaves alone
-            and event.scope.enabled is None
-            and not event.scope.setup
-        ):
+        elif value.op == "matmul" and run_in_half(value, event.scope):
             yield Hit(
                 "half-rope",
                 value.at,
                 f"{angles(event.scope)} come from a matmul of fp32 positions and frequencies, which autocast runs in half wherever a caller "
-                "has it on: "
-                "positions above 256 round in bf16; disable autocast around it, or multiply elementwise",
+                "has it on: positions above 256 round in bf16; disable autocast around it, or multiply elementwise",
                 (),
                 confidence="likely",
                 needs=(AUTOCAST,),
             )
         return
+
+
+def angles_in_half(value: Value, how: Confidence, made: Value, scope: Scope, needs: Any) -> Hit:
+    """Angles that a product, or a division by wavelengths, makes in half."""
+    divided = value.op == "div"
+    return hit(
+        "half-rope",
+        value,
+        how,
+        f"{angles(scope)} are made in {made_in(how, value)}: {of_half(value.dtypes, *BITS)} for "
+        f"{'a position divided by a wavelength' if divided else 'position times frequency'}, and the cosine is wrong by up to 2.0 within 8k "
+        "positions; make them in fp32",
+        (TRAINING, needs),
+        (Seen(made.at, f"the {'wavelengths' if divided else 'frequencies'}"),) if made.at is not None else (),
+    )
+
+
+def run_in_half(value: Value, scope: Scope) -> bool:
+    """Whether a product of fp32 is one that a caller's autocast runs in half: it leaves fp64 alone."""
+    wide = "float32" in value.dtypes and "float64" not in value.dtypes
+    return wide and scope.enabled is None and not scope.setup
 
 
 def sines_of_product(value: Value, scope: Scope) -> Iterator[Any]:
