@@ -35,6 +35,22 @@ def standard(x, eps=1e-5):
     return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps)  # <-
 """,
     ),
+    "a helper that is given what nobody read": (
+        "norm-without-upcast",
+        """
+from backbones import features
+
+
+def unit(x, eps=1e-5):
+    return x / (torch.sqrt(torch.sum(x**2, dim=1, keepdim=True)) + eps)  # <-
+
+
+class Perceptual(nn.Module):
+    def forward(self, image, other):
+        first, second = features(image), features(other)
+        return (unit(first[0]) - unit(second[0])).abs().mean().to(image.dtype)
+""",
+    ),
     "norms by the length of a row": (
         "norm-without-upcast",
         """
@@ -249,6 +265,18 @@ def standard(x, eps=1e-5):
 
 def shifted(x, y):
     return (x - y.mean(-1, keepdim=True)).to(y.dtype) / x.std(-1, keepdim=True).float()
+""",
+    "a helper that is given what nobody read, in fp32": """
+from backbones import features
+
+
+def unit(x, eps=1e-5):
+    return x / (torch.sqrt(torch.sum(x**2, dim=1, keepdim=True)) + eps)
+
+
+class Perceptual(nn.Module):
+    def forward(self, image):
+        return unit(features(image)[0].float()).mean().to(image.dtype)
 """,
     "norms by a length in fp32, and directions": """
 class RMSNorm(nn.Module):

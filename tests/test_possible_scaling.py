@@ -98,6 +98,16 @@ def pooled(x, mask):
     mask = mask.to(x.dtype)
     return torch.einsum("bn,bnd->bd", mask, x) / (mask.sum(dim=1, keepdim=True) + 1e-6)  # <-
 """,
+    "products of a tensor with itself": """
+def gram(y):
+    rows, channels, height, width = y.shape
+    features = y.reshape(rows, channels, -1)
+    return (features.bmm(features.transpose(1, 2)) / (channels * height * width)).to(y.dtype)  # <-
+
+
+def covariance(x):
+    return (x.T @ x) / (x.shape[0] - 1)  # <-
+""",
     "attention without a softmax, by an inverse": """
 def attend(q, k, v):
     inverse = 1.0 / torch.einsum("bnd,bd->bn", q, k.sum(dim=1).type_as(q))
@@ -124,6 +134,16 @@ class Instances(nn.Module):
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-6)
         pooled = torch.bmm(weights, x.flatten(2).transpose(1, 2))
         return (pooled / pooled.norm(dim=-1, keepdim=True)).to(x.dtype)
+""",
+    "products of a tensor with itself that was divided, and of others": """
+def gram(y):
+    rows, channels, height, width = y.shape
+    features = y.reshape(rows, channels, -1) / (channels * height * width) ** 0.5
+    return features.bmm(features.transpose(1, 2)) / rows
+
+
+def alike(x, y):
+    return (x @ y.T).to(x.dtype) / x.shape[-1] ** 0.5, (x.float().T @ x.float()) / x.shape[0]
 """,
     "attention in fp32, by an inverse": """
 def attend(q, k, v):

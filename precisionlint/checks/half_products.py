@@ -49,6 +49,7 @@ def scale_after_matmul(state: None, event: Computed) -> Iterator[Any]:
         yield from dequantised(value, scope)
         if value.op == "div":
             yield from normalised_last(value, scope)
+            yield from averaged_last(value, scope)
     if value.op in ("mul", "matmul"):
         yield from normalised_by_factor(value, scope)
 
@@ -190,6 +191,35 @@ def pooled_last(value: Value, above: Value, scope: Scope) -> Iterator[Any]:
         (TRAINING, Shows("fp16")),
         (Seen(above.at, "the weighted sum"), Seen(total.at, "the sum of the weights")),
     )
+
+
+def averaged_last(value: Value, scope: Scope) -> Iterator[Any]:
+    """``features @ features.transpose(1, 2) / (channels * height * width)``: the products of a tensor with itself, divided by how many they are."""
+    gram, count = matmul_of(value.inputs[0]), value.inputs[1]
+    if gram is None or count.dtypes != NUMBER or len(gram.inputs) != 2 or scope.enabled is False:
+        return
+    if not same(*gram.inputs) or bounded(gram) or grade(gram.dtypes, scope) is None:
+        return
+    if find(count, sized, lambda v: v.op not in COUNTING, 16) is None:
+        return
+    yield hit(
+        "scale-after-matmul",
+        value,
+        "possible",
+        f"the products of a tensor with itself are stored in {fp16_of('possible', gram)} and divided by how many there are afterwards: their sum "
+        "grows with what is summed over, and is inf in fp16 above 65504; divide the tensor first, or cast it to float",
+        (TRAINING, Shows("fp16")),
+        (Seen(gram.at, "the sum"),),
+    )
+
+
+def sized(value: Value) -> bool:
+    """Whether a number is a size of a tensor: asked for, or unpacked under a name."""
+    return value.op == "size" or (value.op == "constant" and value.constant is None and bool(value.name))
+
+
+COUNTING = frozenset({"mul", "sub", "index", "view", "either", "size"})
+"""What sizes are multiplied to a count by; the root of one scales a sum by its spread."""
 
 
 def normalised_by_factor(value: Value, scope: Scope) -> Iterator[Any]:

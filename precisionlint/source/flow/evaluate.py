@@ -122,11 +122,11 @@ class Frame:
         argument = given[0] if given else options.get(param.arg)
         if argument is not None:
             if argument is NOTHING and not torch_calls.is_setting(param.arg):
-                return Value("unknown", name=param.arg)
+                return Value("unknown", (), torch_calls.followed(argument, param.arg), name=param.arg)
             if argument.op in NO_TENSOR or argument.name == param.arg:
                 return argument
             # The name says what the function takes it for.
-            return Value("view", (argument,), argument.dtypes, argument.at, param.arg)
+            return Value("view", (argument,), torch_calls.followed(argument, param.arg), argument.at, param.arg)
         if default is not None:
             value = self.expr(default)
             if known:

@@ -410,6 +410,11 @@ def to(frame: Frame, inputs: list[Value], options: dict[str, Value], node: ast.C
     return Value("view", (value,), value.dtypes, frame.at(node), "to")
 
 
+def followed(argument: Value, name: str) -> Dtypes:
+    """The dtypes of an argument, of which nothing may be known but that it is one."""
+    return argument.dtypes | {f"~{name}"} if argument.dtypes == UNKNOWN else argument.dtypes
+
+
 def is_tensor(value: Value) -> bool:
     if value.op == "either":
         return all(is_tensor(option) for option in value.inputs)
