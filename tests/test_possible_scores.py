@@ -56,6 +56,16 @@ class Attention(nn.Module):
         return (w * b - 1e10 * (1 - b)).softmax(-1)  # <-
 """,
     ),
+    "scores of what was cast, which autocast makes half again": (
+        "mask-constant-overflow",
+        """
+def attend(q, k, v, mask):
+    dtype = q.dtype
+    scores = torch.matmul(q.to(torch.float32), k.to(torch.float32).transpose(2, 3)) * q.shape[-1] ** -0.5
+    scores = torch.where(mask[:, None], scores, -2.3819763e38)  # <-
+    return scores.softmax(-1).to(dtype) @ v
+""",
+    ),
     "a bias that began as zeros like the queries": (
         "mask-constant-overflow",
         """
@@ -287,6 +297,14 @@ def rendering_loss(weights, mask):
 }
 
 SOUND = {
+    "scores of what was cast, with autocast off": """
+def attend(q, k, v, mask):
+    dtype = q.dtype
+    with torch.autocast("cuda", enabled=False):
+        scores = torch.matmul(q.float(), k.float().transpose(2, 3)) * q.shape[-1] ** -0.5
+        scores = torch.where(mask[:, None], scores, -2.3819763e38)
+        return scores.softmax(-1).to(dtype) @ v
+""",
     "probabilities that are measured, or with autocast off": """
 def entropy(probabilities, labels):
     return F.binary_cross_entropy(probabilities, labels)

@@ -145,7 +145,8 @@ def chosen_constant(value: Value, scope: Scope) -> Iterator[Any]:
         if scores is None and not picked:
             continue
         free = may_be_half(filled.dtypes) or untold(filled)
-        if "float16" not in filled.dtypes and (scope.enabled is False or not free):
+        recast = not free and scope.enabled is None and value.op == "where" and scaled_product(filled)
+        if "float16" not in filled.dtypes and (scope.enabled is False or not (free or recast)):
             continue
         yield hit(
             "mask-constant-overflow",
@@ -154,7 +155,7 @@ def chosen_constant(value: Value, scope: Scope) -> Iterator[Any]:
             f"{constant:g} does not fit fp16 (at most 65504): on scores in fp16 {'where gives' if value.op == 'where' else 'it becomes'} "
             f"{'-' * (constant < 0)}inf{' (some versions of torch raise)' if value.op == 'where' else ''}, and a row that is masked whole is "
             "NaN; torch.finfo(scores.dtype).min fits any dtype",
-            (FP16,),
+            (FP16, AUTOCAST) if recast else (FP16,),
             (Seen(scores.at, "the scores"),) if scores is not None else (),
         )
         return
