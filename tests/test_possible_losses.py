@@ -12,6 +12,24 @@ HALVES = "HALVES = (torch.float16, torch.bfloat16)\n\n\n"
 """What says that the library handles dtypes."""
 
 BROKEN = {
+    "experts that are chosen by what was rounded": (
+        "softmax-in-half",
+        """
+class Experts(nn.Module):
+    def __init__(self, width, experts):
+        super().__init__()
+        self.router = nn.Linear(width, experts)
+
+    def forward(self, x):
+        scores = torch.softmax(self.router(x).float(), dim=-1).to(x.dtype)  # <-
+        weights, chosen = torch.topk(scores, 2, dim=-1)
+        return weights / weights.sum(dim=-1, keepdim=True), chosen
+
+
+def best(logits):
+    return logits.float().softmax(-1).type_as(logits).argmax(-1)  # <-
+""",
+    ),
     "a loss of another library": (
         "loss-on-half-logits",
         """
@@ -93,6 +111,13 @@ def scan(gates, carried, join=None):
 }
 
 SOUND = {
+    "experts that are chosen before the cast": """
+class Experts(nn.Module):
+    def forward(self, x, routed):
+        scores = torch.softmax(routed.float(), dim=-1)
+        weights, chosen = torch.topk(scores, 2, dim=-1)
+        return weights.to(x.dtype), chosen
+""",
     "losses in fp32": """
 import transducer
 

@@ -259,6 +259,8 @@ def use_of_softmax(value: Value, scope: Scope) -> Iterator[Any]:
     """The log of a softmax, or what is largest in it."""
     through = VIEWS if value.op == "log" else CHOSEN
     soft = next((source for source in sources(value.inputs[0], through) if source.op == "softmax"), None)
+    if soft is None and value.op != "log":
+        yield from rounded_before(value, scope)
     if soft is None or not soft.inputs:
         return
     how = grade(soft.dtypes, scope)
@@ -274,6 +276,25 @@ def use_of_softmax(value: Value, scope: Scope) -> Iterator[Any]:
             (TRAINING, shown_by(soft.dtypes)),
             (Seen(soft.at, "softmax"), Seen(value.at, f"{value.op} of it")),
         )
+
+
+def rounded_before(chosen: Value, scope: Scope) -> Iterator[Any]:
+    """``softmax(logits.float(), -1).to(x.dtype).topk(2)``: probabilities are cast before the largest are looked for."""
+    for cast in sources(chosen.inputs[0], CHOSEN):
+        if cast.op != "cast" or not cast.inputs or not (known_half(cast.dtypes) or may_be_half(cast.dtypes)):
+            continue
+        soft = next((s for s in sources(cast.inputs[0], CHOSEN) if s.op == "softmax" and s.inputs), None)
+        if soft is not None and "float32" in soft.dtypes and scope.enabled is not False:
+            yield hit(
+                "softmax-in-half",
+                cast,
+                "possible",
+                f"probabilities are rounded to {kept_in('possible', cast.dtypes)} before {chosen.op}: near ones tie, and another one is chosen "
+                "than in fp32; choose first and cast the weights of what was chosen",
+                (TRAINING, shown_by(cast.dtypes)),
+                (Seen(soft.at, "softmax in fp32"), Seen(chosen.at, f"{chosen.op} of it")),
+            )
+            return
 
 
 SPOILT = {
