@@ -247,7 +247,8 @@ def without_dimensions(value: Value) -> bool:
 def agreed(values: Sequence[Value]) -> Dtypes:
     """The dtypes of a product of matrices: torch refuses operands of different dtypes, so that one that is known tells the others'."""
     known = [value for value in values if "?" not in value.dtypes]
-    return promote_values(known or values)
+    partly = [value for value in values if value.dtypes != UNKNOWN]
+    return promote_values(known or partly or values)
 
 
 def _promoted(a: str, b: str) -> str:

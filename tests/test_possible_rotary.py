@@ -54,6 +54,20 @@ class Rotary(nn.Module):
 """
 
 
+CACHED = """
+def cache(length, width, dtype):
+    inverse = 1.0 / (10000 ** (torch.arange(0, width, 2, dtype={dtype}) / width))
+    return torch.polar(torch.ones(length, width // 2), torch.outer(torch.arange(length, dtype={dtype}), inverse).float())
+
+
+class Model(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.head = nn.Linear(width, 10)
+        self.turns = cache(1024, width, self.head.weight.dtype)
+"""
+
+
 def told(folder: Path, text: str) -> list[int]:
     (folder / "rotary.py").write_text(HEAD + text, encoding="utf-8")
     report = check([str(folder / "rotary.py")], select=["half-rope"], min_confidence="possible")
@@ -143,3 +157,8 @@ def test_positions_over_lengths_of_waves(
 )
 def test_positions_over_lengths_in_fp32_and_shares(made: str, places: str, lengths: str, tmp_path: Path) -> None:
     assert told(tmp_path, DIVIDED.format(made=made, places=places, lengths=lengths)) == []
+
+
+@pytest.mark.parametrize(("dtype", "lines"), [("dtype", [9]), ("torch.float32", [])])
+def test_tables_in_the_dtype_that_a_layer_has_when_it_is_made(dtype: str, lines: list[int], tmp_path: Path) -> None:
+    assert told(tmp_path, CACHED.format(dtype=dtype)) == lines

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from precisionlint.events import Event
-from precisionlint.source.flow import contexts, torch_calls
+from precisionlint.source.flow import attributes, contexts, torch_calls
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Environment, Function, Source, Spent, Spot, instance
 from precisionlint.source.flow.joins import either, element, unpacked
 from precisionlint.source.flow.puts import put
@@ -315,9 +315,9 @@ class Frame:
                     return Value("function", name=name, ref=method)
                 value = obj.ref.attribute(name)
                 return value if value is not None else Value("unknown", name=name, ref=obj if name == "apply" else None)
-            case "builtin" | "constructed" | "unknown" | "module" if name != "dtype":
+            case _ if not attributes.told(obj, name):
                 return Value("unknown", (), UNKNOWN, self.at(node), name, ref=("attribute", obj))
-        return torch_calls.attribute(self, obj, name, node)
+        return attributes.attribute(self, obj, name, node)
 
     def subscript(self, node: ast.Subscript) -> Value:
         if isinstance(node.slice, ast.Constant) and node.slice.value == 0:

@@ -13,7 +13,7 @@ from precisionlint.source.flow.heap import NOTHING
 from precisionlint.source.flow.joins import element
 from precisionlint.source.flow.losses import outside_loss
 from precisionlint.source.flow.python_calls import dtypes_of_numbers, folded_math
-from precisionlint.source.flow.words import ast_name, outlives, wants_wide_gradients
+from precisionlint.source.flow.words import ast_name, outlives
 from precisionlint.valueflow import (
     BOOL,
     HALF,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from precisionlint.source.flow.evaluate import Frame
 
 DEVICE_NAME = re.compile(r"device|rank|cuda|gpu|cpu", re.I)
-CONFIGURATION = re.compile(r"(?:^|_)(?:cfg|conf|config|args|hparams)$")
 DTYPE_NAME = re.compile(r"dtype|precision|^(?:fp|float)8", re.I)
 
 
@@ -64,7 +63,6 @@ TORCH = ("torch", "torch.nn.functional", "torch.special", "torch.linalg", "torch
 FILLED = frozenset({"zeros", "empty", "new_zeros", "new_empty", "zeros_like", "empty_like"})
 """What makes a tensor whose values are written into it afterwards."""
 COUNTS = frozenset({"size", "dim", "numel", "nelement", "element_size", "stride"})
-SIZES = frozenset({"shape", "device", "ndim", "is_cuda", "size", "requires_grad", "layout", "itemsize", "nbytes"})
 
 
 def external(frame: Frame, name: str, args: list[Value], options: dict[str, Value], node: ast.Call) -> Value:
@@ -163,29 +161,6 @@ def built_layer(frame: Frame, made: Value, args: list[Value], node: ast.Call) ->
         return NOTHING
     dtypes = lifted(args[0].dtypes) if "norm" in name.lower() else frozenset({"~layer()"})
     return Value("layer", tuple(args), UNKNOWN if asks_for_wide(frame.scope) else dtypes, frame.at(node), name)
-
-
-def attribute(frame: Frame, obj: Value, name: str, node: ast.AST) -> Value:
-    """An attribute of a tensor, or of something that may hold tensors."""
-    at = frame.at(node)
-    if name == "dtype":
-        return Value("dtype_of", (obj,), UNKNOWN, at, "dtype")
-    if name in SIZES:
-        return Value("size", (obj,), NUMBER, at, name)
-    if name == "grad":
-        known = obj.dtypes <= HALF | WIDE  # as where its weight was asked for its dtype
-        wide = frame.function is not None and wants_wide_gradients(frame.function.node)
-        return Value(
-            "gradient", (obj,), frozenset({"float32"}) if wide else obj.dtypes if known else WEIGHTS, at, "grad"
-        )
-    if name in ("T", "mT", "H", "mH", "data"):
-        return Value("view", (obj,), obj.dtypes, at, name)
-    if name in ("min", "max", "eps", "tiny", "smallest_normal", "resolution") and obj.op in ("finfo", "iinfo"):
-        return Value("limit", (obj,), NUMBER, at, name)
-    # What a configuration holds is a number, a name or a dtype: it lends no tensor its own.
-    held = obj.op in ("input", "attribute", "view") and CONFIGURATION.search(obj.name)
-    dtypes = NUMBER if held else obj.dtypes
-    return Value("attribute", (obj,), dtypes, at, name)
 
 
 def method(frame: Frame, obj: Value, name: str, args: list[Value], options: dict[str, Value], node: ast.Call) -> Value:
