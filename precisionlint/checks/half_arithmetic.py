@@ -137,18 +137,29 @@ def hit(
 
 
 def operand_of_square(value: Value) -> Value | None:
-    """x of ``x * x``, ``x.square()``, ``x.pow(2)``, ``x ** 2``."""
+    """x of ``x * x``, ``x.square()``, ``x.pow(2)``, ``x ** 2``, where x may be a difference that is written twice."""
     if value.op in ("square", "square_pow"):
         return value.inputs[0]
-    if value.op == "mul" and len(value.inputs) == 2 and same(*value.inputs):
+    if value.op == "mul" and len(value.inputs) == 2 and alike(*value.inputs):
         return value.inputs[0]
     return None
+
+
+def alike(left: Value, right: Value) -> bool:
+    """Whether two values are one, or the difference of the same two."""
+    if same(left, right):
+        return True
+    return (
+        left.op == right.op == "sub"
+        and len(left.inputs) == len(right.inputs) == 2
+        and all(map(same, left.inputs, right.inputs))
+    )
 
 
 def mean_of_squares(value: Value, limit: int = 12) -> tuple[Value, Value, Value] | None:
     """(the mean, the square, x) where a value is the mean of x squared, or their sum, seen through additions, clamps, casts and views. A sum
     over a number is a mean."""
-    for source in sources(value, frozenset({"view", "either", "add", "clamp", "cast", "attribute"}), limit):
+    for source in sources(value, frozenset({"view", "index", "either", "add", "clamp", "cast", "attribute"}), limit):
         if source.op == "div" and len(source.inputs) == 2 and source.inputs[1].dtypes == NUMBER:
             found = mean_of_squares(source.inputs[0], limit)
             if found is not None and found[0].op == "sum":

@@ -172,7 +172,7 @@ OF_A_SPREAD = frozenset(
 
 def inverse_root(value: Value, op: str) -> Value | None:
     """What the root is taken of, where a factor is one over a root (or, dividing, a root)."""
-    for source in sources(value, frozenset({"view", "either", "cast", "attribute"})):
+    for source in sources(value, frozenset({"view", "index", "either", "cast", "attribute"})):
         if source.op == "rsqrt" and op == "mul":
             return source.inputs[0]
         if source.op == "sqrt" and op == "div":

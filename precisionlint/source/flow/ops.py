@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -145,3 +147,12 @@ DTYPES = {
     "bf16": "bfloat16", "fp32": "float32", "cfloat": "complex64",
 }  # fmt: skip
 """Other names of dtypes."""
+
+SQUARES = re.compile(r"([\w.]+),\1->([\w.]*)")
+"""An equation of products of what stands at one place: its dimensions, and those that are left."""
+
+
+def adds_squares(equation: object) -> bool:
+    """Whether ``einsum`` adds up squares: ``"...d,...d->..."``."""
+    found = SQUARES.fullmatch(equation.replace(" ", "")) if isinstance(equation, str) else None
+    return found is not None and set(found[2]) < set(found[1])

@@ -38,6 +38,7 @@ from precisionlint.valueflow import (
     promote,
     promote_all,
     promote_values,
+    same,
 )
 
 if TYPE_CHECKING:
@@ -316,6 +317,9 @@ def promoting(frame: Frame, name: str, inputs: list[Value], options: dict[str, V
         value for key, value in options.items() if key in ("other", "exponent", "tensor2", "mat2", "target", "weight")
     ]
     dtypes = (agreed if family in ops.HALF_ON_CUDA else promote_values)(parts if family != "linear" else parts[:2])
+    if name == "einsum" and len(parts) == 2 and same(*parts) and ops.adds_squares(inputs[0].constant):
+        dtypes = under_autocast(frame.scope, family, dtypes)
+        return frame.made("sum", (Value("square", (parts[0],), dtypes, frame.at(node)),), dtypes, node, name)
     if name.endswith("_") and inputs:
         dtypes = inputs[0].dtypes
     if family == "pow" and len(parts) > 1 and parts[1].op == "constant" and parts[1].constant == 2:
