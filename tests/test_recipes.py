@@ -125,6 +125,39 @@ def test_a_recipe_names_what_computes_in_half_and_what_is_stepped(tmp_path: Path
     assert coverage(tmp_path, train=program).recipes == (recipe,)
 
 
+EVALUATED = """import torch
+
+
+def evaluate(model, x):
+    {cast}
+    model(x)
+    {back}
+
+
+def main(model, loader):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+        evaluate(model, x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cast", "back", "weights"),
+    [
+        ("model.half()", "model.float()", "fp32"),
+        ("model.half()", "pass", "fp16"),
+        ("dtype = next(model.parameters()).dtype; model.bfloat16()", "model.to(dtype)", "fp32"),
+        ("if len(x) > 8:\n        model.half()\n    else:\n        model.float()", "pass", "fp16"),
+    ],
+)
+def test_weights_that_go_back_after_an_evaluation_are_fp32(tmp_path: Path, cast: str, back: str, weights: str):
+    found = coverage(tmp_path, train=EVALUATED.format(cast=cast, back=back))
+    assert found.recipes == (f"no autocast, AdamW on {weights} weights",)
+
+
 ENGINE = """import torch
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from precisionlint.events import Adopted, Copied, Event, Owns, Weights, WeightsTake, covers, moved, overlap
 from precisionlint.source import program as p
@@ -67,10 +68,19 @@ class Paths(Struct):
     exits: list[tuple[str, State, Value]]
 
 
+class Taken(Struct, frozen=True):
+    """Weights that took fp16 or bf16; ``call`` and ``ways``: the calls that led there, and the branches that were open."""
+
+    dtype: str
+    weights: Weights
+    call: tuple[tuple[ProjectModule, Any], ...]
+    ways: frozenset[str]
+
+
 class Recipe(Struct):
     """How the programs of a file train, as far as it was seen.
 
-    ``told``: frameworks whose settings outside of the program say what it computes in. ``halves``: weights that took fp16 or bf16;
+    ``told``: frameworks whose settings outside of the program say what it computes in. ``halves``: weights that are half;
     ``stepped``: those of each optimizer, None where they are unknown; ``masters``: those of which an optimizer steps fp32 copies;
     ``copies``: those of copied models, which are there to be averaged or saved; ``adapted``: frozen ones with adapters over them.
     """
@@ -79,7 +89,7 @@ class Recipe(Struct):
     scalers: set[str] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
     optimizers: set[str] = field(default_factory=set)
-    halves: set[tuple[str, Weights]] = field(default_factory=set)
+    halves: set[Taken] = field(default_factory=set)
     stepped: set[Weights | None] = field(default_factory=set)
     masters: Weights = frozenset()
     copies: Weights = frozenset()
@@ -89,8 +99,12 @@ class Recipe(Struct):
     def note(self, event: Event) -> None:
         """Keeps what an event tells of the weights' dtypes and of who steps them."""
         if isinstance(event, WeightsTake):
+            call, ways = event.at.stack, frozenset(event.when)
             if event.dtype in HALF:
-                self.halves.add((HALF[event.dtype], event.weights))
+                self.halves.add(Taken(HALF[event.dtype], event.weights, call, ways))
+            elif event.dtype is not None:  # what the same call made half goes back: an evaluation
+                back = {one for one in self.halves if one.call == call and one.ways <= ways}
+                self.halves -= {one for one in back if covers(event.weights, one.weights)}
             elif event.how == ADAPTED:
                 self.adapted |= event.weights
         elif isinstance(event, Owns) and event.copies_of is not None:
@@ -99,9 +113,11 @@ class Recipe(Struct):
             self.stepped.add(event.weights)
         elif isinstance(event, Copied):
             self.copies |= event.copy
-            self.halves |= {(dtype, event.copy) for dtype, held in self.halves if overlap(held, event.weights)}
+            self.halves |= {
+                replace(one, weights=event.copy) for one in self.halves if overlap(one.weights, event.weights)
+            }
         elif isinstance(event, Adopted):
-            self.halves = {(dtype, moved(held, event)) for dtype, held in self.halves}
+            self.halves = {replace(one, weights=moved(one.weights, event)) for one in self.halves}
             self.copies, self.masters = moved(self.copies, event), moved(self.masters, event)
             self.adapted = moved(self.adapted, event)
             self.stepped = {moved(held, event) if held is not None else None for held in self.stepped}
@@ -132,7 +148,7 @@ class Recipe(Struct):
 
     def weights(self) -> str:
         """What the optimizers step."""
-        found = {self._kind(dtype, held) for dtype, held in self.halves}
+        found = {self._kind(one.dtype, one.weights) for one in self.halves}
         return " and ".join(sorted(each for each in found if each)) or "fp32 weights"
 
     def _kind(self, dtype: str, held: Weights) -> str:
