@@ -50,6 +50,8 @@ SPEAKS = re.compile(r"b?float16|\bhalf\b|dtype\b")
 ASIDE = re.compile(r"save\w*\(|state_dict\(|export|onnx|\beval\(\)", re.I)
 """What says in the same line that a cast is done for a file, or to look at."""
 COPY = re.compile(r"copy\(", re.I)
+METHODS = frozenset({"half", "bfloat16", "to", "type"})
+"""Methods that cast."""
 DEPTH = 6
 
 
@@ -75,7 +77,7 @@ class Casts:
         assigned = {id(node.value): node for node in nodes if isinstance(node, ast.Assign)}
         lines = self.bearers.text(path).decode("utf-8", "replace").split("\n")
         for call in nodes:
-            if not isinstance(call, ast.Call):
+            if not isinstance(call, ast.Call) or not may_cast(call):
                 continue
             line = call.func.end_lineno or call.lineno
             around = tuple(one for one in reversed(definitions) if one.lineno <= line <= (one.end_lineno or line))
@@ -257,6 +259,11 @@ def any_of(answers: Iterator[bool | None]) -> bool | None:
     """True where one is, False where all are, None where nothing tells."""
     told = list(answers)
     return True if True in told else False if told and None not in told else None
+
+
+def may_cast(call: ast.Call) -> bool:
+    """Whether a call casts or loads something, by the names that it is written with."""
+    return last_name(call.func) in METHODS or any(each.arg in ("dtype", "torch_dtype") for each in call.keywords)
 
 
 def makes(call: ast.Call) -> bool:
