@@ -190,3 +190,8 @@ def test_what_two_files_come_across_is_counted_once(tmp_path: Path):
 def test_a_file_that_only_defines_one_function_is_one_program(tmp_path: Path):
     assert coverage(tmp_path, train=SCALER.format(enabled="True")).programs == 1
     assert coverage(tmp_path, train=SCALER.format(enabled="True") + "\n\nmain(None, [])\n").programs == 1
+
+
+def test_one_program_with_more_paths_than_are_followed_is_told_once():
+    found = check(["fixtures/projects/digits/train.py"], select=frozenset(catalogue.load()), assume={}).coverage
+    assert [place.line for place in found.gave_up] == [36]

@@ -97,6 +97,10 @@ def test_verbose_names_each_place_where_reading_gave_up():
         (Coverage(9, 0, 0, 0, 0, 0), "looked at 9 files: no training program and no settings of precision"),
         (Coverage(2, 1, 0, 0, 0, 0), "read 1 of 2 files: no training program"),
         (Coverage(2, 2, 1, 0, 3, 0), "read 2 of 2 files: 1 program, 3 optimizers"),
+        (
+            Coverage(1, 1, 1, 0, 0, 0, (), (GaveUp("a.py", 1, "x"),)),
+            "read 1 of 1 file: 1 program; gave up on 1 place (--verbose names it)",
+        ),
     ],
 )
 def test_the_summary_counts_in_words_that_agree(coverage: Coverage, expected: str):

@@ -131,7 +131,7 @@ def _reach(coverage: Coverage, verbose: bool) -> str:
     reach = f"read {coverage.read} of {files}: {', '.join(parts) or 'no training program'}"
     if not coverage.gave_up:
         return reach
-    hint = ":" if verbose else " (--verbose names them)"
+    hint = ":" if verbose else f" (--verbose names {'it' if len(coverage.gave_up) == 1 else 'them'})"
     return f"{reach}; gave up on {counted(len(coverage.gave_up), 'place')}{hint}"
 
 

@@ -76,6 +76,9 @@ WAYS = 8
 """How many ways to a hit are told apart by what they decided; more are any way."""
 
 
+TOO_WIDE = "more paths at once than are followed: some were left out"
+
+
 class Interpreter:
     """Reads the programs of one file; what it imports is read with it."""
 
@@ -430,10 +433,11 @@ class Interpreter:
         if len(result) > limit:
             result = thin(result, limit, self.kept, self.judge.stakes)
             self.thinned = True
-            self.coverage.gave_up.setdefault(
-                (self.module_of(result[0]), self.frames[result[0].frame].function),
-                "more paths at once than are followed: some were left out",
-            )
+            function = self.frames[result[0].frame].function
+            if (
+                function is not None or TOO_WIDE not in self.coverage.gave_up.values()
+            ):  # the top level gets what they leave
+                self.coverage.gave_up.setdefault((self.module_of(result[0]), function), TOO_WIDE)
         return result
 
     def fork(self, state: State, value: Value) -> list[tuple[bool, State]]:
