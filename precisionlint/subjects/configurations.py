@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from precisionlint.recipes import Recipe
-from precisionlint.subjects import File, deepspeed, finetuning, megatron
+from precisionlint.subjects import File, deepspeed, finetuning, lightning_cli, megatron
 from precisionlint.subjects.tree import documents, tables
 
 FRAMEWORKS = (
@@ -39,5 +39,7 @@ def read(file: File) -> Iterator[Recipe]:
             if (switch := table.setting("enabled")) is not None and switch.value is False:
                 off.update(map(id, tables(table)))
             yield from (recipe for each in FRAMEWORKS if (recipe := each(table)) is not None)
+            module = lightning_cli.recipe(table, file)
+            yield from [module] if module is not None else []
             ddp = megatron.of_ddp(table, file.text) if id(table) not in off else None
             yield from [ddp] if ddp is not None else []
