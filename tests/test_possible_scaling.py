@@ -8,6 +8,11 @@ import pytest
 from test_possible_half import MARK, hits
 
 BROKEN = {
+    "a mean of the largest and the smallest scale": """
+def balanced(weight, scales):
+    scales = scales.clamp(min=1e-4).to(weight.dtype)
+    return scales / (scales.max() * scales.min()).sqrt()  # <-
+""",
     "by the root of a width": """
 import math
 
@@ -123,6 +128,12 @@ class Linear(nn.Module):
 """,
 }
 SOUND = {
+    "a mean of the largest and the smallest scale, in fp32 or of their roots": """
+def balanced(weight, scales):
+    scales = scales.to(weight.dtype)
+    by_roots = scales / (scales.max().sqrt() * scales.min().sqrt())
+    return by_roots, scales / (scales.max().float() * scales.min().float()).sqrt()
+""",
     "weights that were divided first": """
 class Instances(nn.Module):
     def __init__(self, width, instances):

@@ -35,12 +35,14 @@ BOUNDED = frozenset({"softmax", "sigmoid", "tanh", "normalize", "layer_norm", "r
 """What keeps the operands of a product small, or scales them before it."""
 
 
-@FAMILY.rule("scale-after-matmul", Computed, ops=("mul", "div", "matmul", "softmax"))
+@FAMILY.rule("scale-after-matmul", Computed, ops=("mul", "div", "matmul", "softmax", "sqrt"))
 def scale_after_matmul(state: None, event: Computed) -> Iterator[Any]:
     """A product that has to fit fp16 before it is scaled down."""
     value, scope = event.value, event.scope
     if scope.kind == "test" or not value.inputs:
         return
+    if value.op == "sqrt":
+        yield from mean_of_extremes(value, scope)
     if value.op == "mul":
         yield from area_of_boxes(value, scope)
     if value.op == "softmax":
@@ -324,6 +326,31 @@ def area_of_boxes(value: Value, scope: Scope) -> Iterator[Any]:
         "divided by it; cast the boxes to float first",
         (Shows("fp16"),),
     )
+
+
+EXTREMES = ({"max", "amax"}, {"min", "amin"})
+
+
+def mean_of_extremes(root: Value, scope: Scope) -> Iterator[Any]:
+    """``(scales.max() * scales.min()).sqrt()``: the root would fit, the product need not."""
+    for product in sources(root.inputs[0], SHOWN):
+        ends = product.inputs if product.op == "mul" and len(product.inputs) == 2 else ()
+        if not all(any(each.op in found for each in ends) for found in EXTREMES):
+            continue
+        of = [next(sources(each.inputs[0])) for each in ends if each.inputs]
+        how = grade(product.dtypes, scope)
+        if how is None or len(of) != 2 or of[0] is not of[1] or (how == "certain" and "float16" not in product.dtypes):
+            continue
+        yield hit(
+            "scale-after-matmul",
+            product,
+            "possible",
+            f"the largest times the smallest is kept in {fp16_of(how, product)} before its root is taken: above 65504 it is inf in fp16, and below "
+            "6e-8 zero, although the root would fit; take the roots first, or cast both to float",
+            (Shows("fp16"),),
+            (Seen(root.at, "the root of it"),),
+        )
+        return
 
 
 def fp16_of(how: str, value: Value) -> str:
