@@ -393,6 +393,9 @@ def test_a_file_that_is_named_and_is_of_no_kind_that_check_reads_is_told(tmp_pat
         ("run.yaml", "lr: [1e-4,\n", r"run\.yaml:2: not YAML: .+"),
         ("tsconfig.json", '{"strict": true, // as it is\n "include": [],}', None),
         ("values.yaml", "image: {{ .Values.image }}\n", None),  # a template, which is filled in before anybody reads it
+        ("options.yml", "name: %scale%_%net%\nlr: 1e-4\n", None),
+        ("build.yml", "name: @PROJECT_NAME@\n", None),
+        ("odd.yml", "name: %scale\n", r"odd\.yml:1: not YAML: .+"),
         ("setup.sh", "if [", None),
     ],
 )

@@ -21,7 +21,7 @@ from precisionlint.source.parsing import UnreadableError
 from precisionlint.subjects import File
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-TEMPLATE = re.compile(r"\{\{|\{%|<%|\$\{")
+TEMPLATE = re.compile(r"\{\{|\{%|<%|\$\{|%\w+%|@\w+@")
 """What a file that some program fills in before anybody reads it shows."""
 VARIABLE = re.compile(r"\$\w+")
 JSON_PART = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|\t', re.DOTALL)
