@@ -13,7 +13,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
@@ -327,6 +326,8 @@ class Cache:
             self._survey = now
         if not self._dirty:
             return
+        import tempfile  # here: a run that changes nothing need not import it
+
         body = json.dumps([self._files, to_builtins(self._results), self._survey], separators=(",", ":"))
         with contextlib.suppress(OSError):
             _make_folder(self._file.parent)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import tempfile
 
 
 def replace_file(path: str, data: bytes) -> None:
     """Puts new content in a file's place at once: a full disk or an interrupt leaves the old one, or none where there was none. What is no
     file (a device, a pipe) is written to. Raises OSError, also for a file that is not to be written although its folder is."""
+    import shutil  # here, since most runs write nothing, and importing these takes as long as reading a small file
+    import tempfile
+
     target = os.path.realpath(path)
     there = os.path.exists(target)
     if there and not os.path.isfile(target):
