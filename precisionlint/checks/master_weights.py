@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -46,6 +47,10 @@ EPS = {"Adam": 1e-8, "AdamW": 1e-8, "NAdam": 1e-8, "RAdam": 1e-8, "RMSprop": 1e-
 SOME = "…"
 """The last part of a path that means some of a model's layers."""
 SIGNIFICANT = {"fp16": 11, "bf16": 8}
+AT_THE_END = re.compile(
+    r"(?!not )(?:.*(?:==|>=).*(?:- 1|\blast\w*|\bfinal\w*)\)?|.*\+ 1\)? (?:==|>=) .*|(?:\w+\.)*(?:is_)?(?:last|final)\w*)$"
+)
+"""A branch of the last round of a loop: ``epoch == epochs - 1``, ``final_epoch``."""
 
 
 class Took(Record, frozen=True, eq=False):
@@ -118,6 +123,8 @@ HEARS = (WeightsTake, Adopted, Wrapped, Copied, Sharded, Setting, Owns, Backward
 
 def advance(storage: Storage, event: Event) -> Storage:
     match event:
+        case WeightsTake(trainable=None) if event.dtype in HALF and any(map(AT_THE_END.match, event.when)):
+            return storage  # it trains no more
         case WeightsTake(trainable=None):
             return replace(storage, took=taken(storage.took, event))
         case WeightsTake():

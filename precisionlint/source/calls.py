@@ -416,8 +416,9 @@ def instantiate(it: Interpreter, cls: Class, args: Args, instr: p.Call, state: S
         ]
     obj = Obj(it.here(state, instr.at), cls)
     it.instantiated.add(cls.cls)
+    again = obj in state.heap
     state.allocate(obj, {})
-    made = effects.made(it, state, instr, obj, args)
+    made = effects.made(it, state, instr, obj, args, again)
     if made is not None:
         return made
     init = class_attribute(it, state, cls, "__init__")

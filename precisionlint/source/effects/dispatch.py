@@ -165,12 +165,13 @@ def call_external(it: Interpreter, state: State, instr: p.Call, callee: External
         return make_trainer_elsewhere(it, state, instr, args)
     if kind in ("module", "owner"):
         obj = Obj(it.here(state, instr.at), callee)
+        again = obj in state.heap
         state.allocate(obj, {})
         if kind == "module":
             for position, value in children(it, state, args, instr.at):
                 it.adopt(state, obj, position, value)
                 state.heap[obj][position] = value
-            born(it, state, instr, obj)
+            born(it, state, instr, obj, again)
         return one(state, obj)
     if name in PURE or name.rpartition(".")[2].startswith("is_main"):
         values = tuple(value for _, value in args)

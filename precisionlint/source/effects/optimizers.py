@@ -97,14 +97,14 @@ def rate_of(it: Interpreter, state: State, params: Value, lr: float | None) -> f
     return min((each for each in known if each), default=0)
 
 
-def made(it: Interpreter, state: State, instr: p.Call, obj: Obj, args: Args) -> Outcome | None:
-    """An object of a project class that is a scaler or an optimizer by inheritance."""
+def made(it: Interpreter, state: State, instr: p.Call, obj: Obj, args: Args, again: bool) -> Outcome | None:
+    """An object of a project class that is a scaler or an optimizer by inheritance. ``again``: one was made here before."""
     assert isinstance(obj.cls, Class)
     kind = it.external_base(state, obj.cls)
     if any(isinstance(base, External) for base in it.mro(state, obj.cls)):  # which may read what it is given
         handed_over(it, state, instr, obj.cls.cls.name, [value for _, value in args])
     if kind == "module":
-        born(it, state, instr, obj)
+        born(it, state, instr, obj, again)
     if kind == "scaler":
         return make_scaler(it, state, instr, f"{obj.cls.module.name}.{obj.cls.cls.name}", args, obj)
     if (

@@ -171,18 +171,14 @@ def children(it: Interpreter, state: State, args: Args, at: Any) -> Iterator[tup
             position += 1
 
 
-def born(it: Interpreter, state: State, instr: p.Call, module: Obj) -> None:
-    """A module is made: its weights take the default dtype."""
+def born(it: Interpreter, state: State, instr: p.Call, module: Obj, again: bool) -> None:
+    """A module is made: its weights take the default dtype. ``again``: one was made here before, whatever it has become."""
     default = state.heap.get(External("torch"), {}).get("default dtype")
     dtype = dtype_of(default) if default is not None else None
-    if dtype is not None:
+    if dtype is not None or again:
         weights = frozenset({weight_path(it, module)})
-        it.emit(
-            state,
-            WeightsTake(
-                it.where(state, instr.at), when(state), weights, dtype, f"made under set_default_dtype({dtype})"
-            ),
-        )
+        how = f"made under set_default_dtype({dtype})" if dtype is not None else "made anew"
+        it.emit(state, WeightsTake(it.where(state, instr.at), when(state), weights, dtype or "float32", how))
 
 
 def set_default_dtype(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
