@@ -307,7 +307,7 @@ CHANNELS = re.compile(r"dim|feat(?!_?(?:shape|size|map))|chan|embed|hidden|^[CD]
 SAMPLES = re.compile(r"^b$|^bs$|bsz|batch", re.I)
 
 
-@FAMILY.rule("half-arange", Computed, ops=("cast", "index_put", "arange"))
+@FAMILY.rule("half-arange", Computed, ops=("cast", "index_put", "arange", "sin", "cos", "sub", "test"))
 def half_arange(state: None, event: Computed) -> Iterator[Any]:
     value = event.value
     if event.scope.kind == "test":
