@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Set
 from itertools import combinations
 from typing import Any
 
 from precisionlint.source.blur import is_asked, is_kept
 from precisionlint.source.state import State
+from precisionlint.source.values import External
 
 TRAITS = 4
 """How many differences between the paths are looked at, two by two."""
+
+HALF = re.compile(r"(?<!b)(?:fp|float)_?16|\bhalf\b|\b16\b", re.I)
+"""What a constant holds that asks for float16."""
+SWITCH = re.compile(r"scaler|amp\b|amp_|fp16|float16|half\b|mixed|autocast", re.I)
+"""What the words for a switch hold that turns it on."""
 
 
 def thin(
@@ -22,22 +29,39 @@ def thin(
     """At most ``limit`` of the states.
 
     Those are kept that show most of what is between them two by two: what the checks and regions say, what the variables are that tests
-    around precision ask for, what was decided of them. A fault takes two conditions often and three seldom. Where two states show as
-    much, the one goes on in which more is under way (``stakes``).
+    around precision ask for, what was decided of them. A fault takes two conditions often and three seldom. What a state shows counts
+    twice where something is under way in it (``stakes``): of two paths one may not be the one without mixed precision for good. Where two
+    states show as much, the one goes on in which more is under way, then the one whose decisions ask for float16.
     """
     if len(states) <= limit:
         return states
     shown = [set(combinations(traits, 2)) or {traits} for traits in differences(states, kept)]
-    weights = [stakes(state.checks) for state in states]
+    weights = [(stakes(state.checks), halves(state)) for state in states]
     left = list(range(len(states)))
     picked: list[int] = []
     seen: set[Any] = set()
+
+    def worth(index: int) -> tuple[Any, ...]:
+        new = len(shown[index] - seen)
+        return 2 * new if weights[index][0] else new, weights[index], -index
+
     while len(picked) < limit:
-        best = max(left, key=lambda index: (len(shown[index] - seen), weights[index], -index))
+        best = max(left, key=worth)
         left.remove(best)
         picked.append(best)
         seen |= shown[best]
     return [states[index] for index in sorted(picked)]
+
+
+def halves(state: State) -> int:
+    """How many decisions of a path ask for float16, the dtype whose gradients are scaled."""
+    count = 0
+    for sym, fact in state.facts.items():
+        if fact.eq is not None:
+            count += HALF.search(fact.eq.name if isinstance(fact.eq, External) else str(fact.eq.value)) is not None
+        elif fact.truth:
+            count += SWITCH.search(sym.text) is not None
+    return count
 
 
 def differences(states: list[State], kept: Set[str]) -> list[tuple[Any, ...]]:

@@ -1,0 +1,102 @@
+"""Of more paths than are followed, those of mixed precision go on: in a long program the branch for fp16 is one of many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from precisionlint import check
+from precisionlint.source import reading
+
+MODES = """
+import torch
+from torch import nn
+
+
+def main(options):
+    if options.mode == "plain":
+        kind = torch.float32
+    elif options.mode == "bf16":
+        kind = torch.bfloat16
+    elif options.mode == "bf16_buffers":
+        kind = torch.bfloat16
+    elif options.mode == "fp16":
+        kind = torch.float16
+    else:
+        raise ValueError(options.mode)
+    net = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(net.parameters())
+    scaler = torch.amp.GradScaler("cuda") if options.mode == "fp16" else None
+    for batch in options.batches:
+        with torch.autocast("cuda", dtype=kind, enabled=options.mode != "plain"):
+            loss = net(batch).square().mean()
+        if scaler is not None:
+            scaler.scale(loss).backward()
+            {unscale}
+        else:
+            loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        if scaler is not None:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+main(parsed())
+"""
+METHOD = """
+import torch
+from torch import nn
+
+
+class Learner:
+    def learn(self, precision, batches):
+        net = nn.Linear(8, 8)
+        sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+        scaler = None
+        if precision == "32":
+            kind = torch.float32
+        elif precision == "bf16-mixed":
+            kind = torch.bfloat16
+        elif precision == "bf16-true":
+            kind = torch.bfloat16
+        elif precision == "16-mixed":
+            kind = torch.float16
+            scaler = torch.amp.GradScaler("cuda")
+        else:
+            raise ValueError(precision)
+        for batch in batches:
+            sgd.zero_grad()
+            with torch.autocast("cuda", dtype=kind):
+                loss = net(batch).square().mean()
+            if scaler is None:
+                loss.backward()
+            else:
+                scaler.scale(loss).backward()
+                {unscale}
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            if scaler is None:
+                sgd.step()
+            else:
+                scaler.step(sgd)
+                scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "unscale"),
+    [(MODES, "scaler.unscale_(optimizer)"), (METHOD, "scaler.unscale_(sgd)")],
+    ids=["modes", "method"],
+)
+def test_two_paths_are_enough_for_the_branch_that_scales(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, unscale: str
+):
+    monkeypatch.setattr(reading, "WIDEST", 2)  # as in a program that is too long for more
+    broken, sound = tmp_path / "broken.py", tmp_path / "sound.py"
+    broken.write_text(program.format(unscale="pass"), encoding="utf-8")
+    sound.write_text(program.format(unscale=unscale), encoding="utf-8")
+    report = check([str(broken), str(sound)], select=["clip-before-unscale"], assume={})
+    assert [Path(finding.place.path).name for finding in report.findings] == ["broken.py"]
