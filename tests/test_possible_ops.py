@@ -112,3 +112,84 @@ def test_an_op_that_is_called_a_product_or_gives_the_dtype_of_its_input(
 ) -> None:
     text = OP.format(name=name, body=body, registered=registered)
     assert told(tmp_path, "unregistered-custom-op", text) is expected
+
+
+BELOW = """
+import torch
+import torch.nn.functional as F
+
+
+def filtered(x, taps):
+    return F.conv1d(x{cast}, taps{cast})
+
+
+def both(x, low, high):
+    return torch.cat([filtered(x, low), filtered(x, high)], 1)
+
+
+def spread(grad, taps):
+    return {spread}
+
+
+class Filters(torch.autograd.Function):  # <-
+    @staticmethod
+    def forward(ctx, x, low, high):
+        ctx.save_for_backward(low, high)
+        return both(x, low, high)
+
+    @staticmethod
+    def backward(ctx, grad):
+        low, high = ctx.saved_tensors
+        return {back}, None, None
+"""
+
+
+@pytest.mark.parametrize(
+    ("cast", "spread", "back", "expected"),
+    [
+        ("", "F.conv_transpose1d(grad, taps)", "spread(grad, low)", True),
+        ("", "F.conv_transpose1d(grad, taps)", "spread(grad, low) + spread(grad, high)", True),
+        ("", "grad * taps.sum()", "spread(grad, low)", False),  # a half gradient times fp32 is fp32
+        ("", "F.conv_transpose1d(grad, taps.to(grad.dtype))", "spread(grad, low)", False),
+        ("", "F.conv_transpose1d(grad.float(), taps.float())", "spread(grad, low)", False),
+        (".float()", "F.conv_transpose1d(grad, taps)", "spread(grad, low)", False),
+        ("", "convert(grad, taps)", "spread(grad, low)", False),
+    ],
+)
+def test_a_function_that_multiplies_in_functions_of_its_file(
+    tmp_path: Path, cast: str, spread: str, back: str, expected: bool
+) -> None:
+    text = BELOW.format(cast=cast, spread=spread, back=back)
+    assert told(tmp_path, "function-without-custom-fwd", text) is expected
+
+
+def test_a_function_whose_products_are_static_methods_of_its_own(tmp_path: Path) -> None:
+    text = """
+import torch
+
+
+class Mixed(torch.autograd.Function):  # <-
+    @staticmethod
+    def apart(x, maps):
+        return torch.einsum("nd,kde->nke", x, maps)
+
+    @staticmethod
+    def joined(grad, maps):
+        return torch.einsum("nke,kde->nd", grad, maps)
+
+    @staticmethod
+    def forward(ctx, x, maps):
+        ctx.save_for_backward(maps)
+        return Mixed.apart(x, maps)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (maps,) = ctx.saved_tensors
+        return Mixed.joined(grad, maps), None
+"""
+    assert told(tmp_path, "function-without-custom-fwd", text)
+    assert not told(
+        tmp_path,
+        "function-without-custom-fwd",
+        text.replace("(grad, maps), None", "(grad.float(), maps.float()), None"),
+    )

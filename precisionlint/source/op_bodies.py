@@ -18,7 +18,7 @@ CASTS = re.compile(
 ALIGNS = re.compile(r"\.to\([\w.]+\.dtype\b|\btype_as\(|\.dtype [!=]= (?!torch\.)|\b(?:assert|if) [^\n]*\.dtype [!=]= ")
 """How a body brings one input to the dtype of another, or asks for them to agree."""
 
-MULTIPLIES = re.compile(r" @ |\bmatmul\(|(?:\b|_)(?:add|badd)?b?mm\(|\beinsum\(|\blinear\(|\bconv\w*\(")
+MULTIPLIES = re.compile(r" @ |\bmatmul\(|(?:\b|_)(?:add|badd)?b?mm\(|\beinsum\(|\blinear\(|\bconv(?!ert)\w*\(")
 """What autocast casts; a kernel of the project's own that is called so, it leaves alone."""
 ASSIGNED = re.compile(r"= [\w.]+(?:\.to\([\w.]+\.dtype\b|\.type_as\()|\b(?:assert|if) [^\n]*\.dtype\b")
 """That it keeps what it aligned, or asks for agreement."""

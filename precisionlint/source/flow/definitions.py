@@ -75,7 +75,16 @@ def function(frame: Frame, cls: Class) -> None:
             cls,
             settles(back),
             back,
+            deep=backward is not None and multiplies_below(frame, backward.node, cls),
         )
+
+
+def multiplies_below(frame: Frame, node: FunctionDef | ast.Lambda, cls: Class) -> bool:
+    """Whether a backward multiplies in the functions that it calls, which bring nothing to one dtype."""
+    if isinstance(node, ast.Lambda):
+        return False
+    whole = "\n".join(ast.unparse(each) for each in (node, *helpers(frame, node, cls)) if not is_kernel(each))
+    return MULTIPLIES.search(whole) is not None and not settles(whole) and not ALIGNS.search(whole)
 
 
 def applied_to_casts(frame: Frame, name: str) -> bool:
@@ -163,11 +172,13 @@ def tell(
     cls: Class | None = None,
     settled: bool = False,
     back: str = "",
+    deep: bool = False,
 ) -> None:
     """Tells of an op if its body multiplies (or it is called a product), or hands a weight or several inputs to a kernel, and casts nothing.
 
     ``names``: its inputs; ``several``: it takes, or keeps, more than one tensor; ``back``: its backward, which brings nothing to one dtype
-    unless it is ``settled``.
+    unless it is ``settled``; ``deep``: that multiplies as well, in functions that it calls if not by itself, so that those of the forward are
+    read for products too.
 
     That an input takes the dtype of another settles what a kernel gets. Of the operand of a product that says nothing: autocast casts it once
     more, so that the result is half all the same, and its gradient meets what was saved in another dtype.
@@ -177,7 +188,7 @@ def tell(
     whole = "\n".join([body, *(ast.unparse(each) for each in called if not is_kernel(each))])
     if settles(whole) and not allocates_wide(whole):
         return
-    multiplies = MULTIPLIES.search(body) is not None
+    multiplies = MULTIPLIES.search(whole if deep else body) is not None
     again = multiplies and MULTIPLIES.search(back) and not ALIGNS.search(back) and not ASSIGNED.search(whole)
     if ALIGNS.search(whole) and not again:
         return
