@@ -156,3 +156,26 @@ def test_a_table_that_is_no_state_of_an_optimizer_holds_no_moment(tmp_path: Path
     text = SIGNED.format(name="momentum", made=LIKE, averaged="mean.mul_(beta).add_(grad)", wide="", more=NONE)
     assert told(tmp_path, "half-optimizer-state", text) == [15]
     assert told(tmp_path, "half-optimizer-state", text.replace('state["momentum"] =', 'seen["momentum"] =')) == []
+
+
+@pytest.mark.parametrize(
+    ("added", "moment"),
+    [
+        ("p", False),
+        ("p.half()", False),
+        ("param.data.detach()", False),
+        ("p.grad.square()", True),
+        ("squared", True),
+    ],
+)
+def test_an_average_of_weights_is_no_moment_whatever_it_is_called(added: str, moment: bool, tmp_path: Path):
+    (tmp_path / "average.py").write_text(f"""import torch
+
+
+def update_average(model, averaged, squared, beta=0.999):
+    for p, param, v in zip(model.parameters(), model.parameters(), averaged.parameters()):
+        v.mul_(beta).add_({added}, alpha=1 - beta)
+""")
+    rules = {each.rule for each in check([str(tmp_path)], min_confidence="possible", isolated=True).findings}
+    assert ("half-optimizer-state" in rules) == moment
+    assert moment or "half-ema" in rules

@@ -39,6 +39,7 @@ COUNTS = re.compile(r"torch\.(?:scalar_)?tensor\((?:[^()]|\([^()]*\))*\)(?:\.\w+
 WIDE = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.to\(\s*dtype\s*=|promote")
 
 
+WEIGHT = re.compile(r"^(?:p|w)$|param|weight")
 OF_WEIGHTS = re.compile(r"^(?:p|params?|parameter|w|weight)$|(?:^|_)grads?(?:_chunk)?$|^g$")
 """What a weight or its gradient is called."""
 
@@ -100,11 +101,24 @@ def _averages(file: File, own: list[ast.Assign | ast.Call], of_gradients: bool) 
         if (
             (op in ("lerp", "lerp_") and known and _square(call.args[0]))
             or (op == "addcmul_" and decayed and (known or (of_gradients and _of_one(call.args))))
-            or (op == "add_" and decayed and (known or (of_gradients and _square(call.args[0]))))
+            or (op == "add_" and decayed and known and not _names_weight(call.args[0]))
+            or (op == "add_" and decayed and of_gradients and _square(call.args[0]))
         ):
             yield Moment(file.place(call), (), _words(holder), "")
         elif of_gradients and _averages_gradient(call, decayed):
             yield Moment(file.place(call), (), _words(holder), "", first=True)
+
+
+def _names_weight(node: ast.expr) -> bool:
+    """Whether a tensor is a weight by its name: its average is no moment, whatever that is called."""
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Attribute) and node.attr != "grad":
+            node = node.value
+        elif isinstance(node, ast.Call | ast.Subscript):
+            node = node.func if isinstance(node, ast.Call) else node.value
+        else:
+            return False
+    return bool(WEIGHT.search(node.id))
 
 
 def _averages_gradient(call: ast.Call, decayed: bool) -> bool:
