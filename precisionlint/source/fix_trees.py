@@ -260,6 +260,8 @@ class Renderer:
         match node:
             case cst.Call(func=cst.Attribute(value=value)) if not self.is_function(node):
                 sides = [value]
+            case cst.Call(args=[cst.Arg(keyword=None, star="", value=cst.SimpleString()), *rest]):  # einsum's equation
+                sides = [each.value for each in rest if each.keyword is None and not each.star]
             case cst.Call(args=[cst.Arg(keyword=None, star="", value=value), *_]):
                 sides = [value]
             case cst.BinaryOperation(left=left, operator=cst.Power()):
