@@ -14,9 +14,10 @@ from msgspec import Struct
 
 from precisionlint import documents, suppress
 from precisionlint.findings import FileError, Finding, Place, Report
+from precisionlint.patterns import regex
 from precisionlint.writing import replace_file
 
-BRACKET = re.compile(r"(#\s*precisionlint\s*:\s*ignore\s*\[)([^\]]*)\]", re.I)
+BRACKET = regex(r"(#\s*precisionlint\s*:\s*ignore\s*\[)([^\]]*)\]", re.I)
 
 
 class _Edit(Struct, frozen=True):

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -24,6 +23,7 @@ from msgspec import Struct, convert, to_builtins
 from precisionlint import __version__, catalogue, plugins
 from precisionlint.codec import decode, encode
 from precisionlint.config import Settings
+from precisionlint.patterns import regex
 from precisionlint.reader import NOTHING, FileResult, Looked, Plan, Reading, Survey, digest
 from precisionlint.source.root import PRECISION, find_root, names_in, surveyed_files
 
@@ -34,7 +34,7 @@ MOMENT = 0.05
 """Seconds: a file that changed after this much before the run's start may have changed while it was read."""
 OLD = 14 * 24 * 3600
 """Seconds after which a file of a cache that nobody used is taken away."""
-BLOCK = re.compile(r"(\.(?:md|markdown))#\d+$")
+BLOCK = regex(r"(\.(?:md|markdown))#\d+$")
 """How the path of a block of Markdown ends, see ``reader``."""
 
 Stat = list[int]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import os
-import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,8 +12,9 @@ from msgspec import Struct, field
 
 from precisionlint.errors import InputError
 from precisionlint.findings import Finding, Place
+from precisionlint.patterns import regex
 
-HUNK = re.compile(rb"@@ -\d+(?:,\d+)? \+(\d+)(?:,(\d+))? @@")
+HUNK = regex(rb"@@ -\d+(?:,\d+)? \+(\d+)(?:,(\d+))? @@")
 
 
 class ChangesError(InputError):

@@ -20,6 +20,7 @@ from msgspec.structs import fields, replace
 from precisionlint import catalogue, gitignore
 from precisionlint.errors import InputError
 from precisionlint.findings import CONFIDENCES, SEVERITIES, Confidence, Finding, Severity
+from precisionlint.patterns import regex
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,7 +30,7 @@ else:
 SECTION = "tool.precisionlint"
 OWN_FILE = "precisionlint.toml"
 DEVICES = ("cuda", "rocm", "cpu", "mps", "xpu")
-VERSIONS = re.compile(r"\d+(\.\d+)*|(?:(?:>=|<=|==|<|>|~=)\s*\d+(\.\d+)*\s*(?:,\s*|$))+")
+VERSIONS = regex(r"\d+(\.\d+)*|(?:(?:>=|<=|==|<|>|~=)\s*\d+(\.\d+)*\s*(?:,\s*|$))+")
 EXCLUDE = ("build/", "dist/", "node_modules/", "site-packages/", "__pycache__/", "*.egg-info/")
 """Folders of what others wrote or a tool made."""
 

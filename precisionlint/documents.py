@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from precisionlint.findings import FileError, Place
+from precisionlint.patterns import regex
 from precisionlint.source.parsing import UnreadableError, parse
 
 NOTEBOOK = ".ipynb"
@@ -26,14 +27,14 @@ PYTHON_CELLS = frozenset({"time", "timeit", "capture", "prun", "python", "python
 """Cell magics below which Python stands; below all others stands something else."""
 LINE_MAGICS = frozenset({"time", "timeit", "prun", "memit"})
 """Line magics that run the Python after them."""
-LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+LINE = regex(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 """A line of any kind of text, with what ends it."""
-ESCAPE = re.compile(r"(?P<indent>[ \t]*)(?P<mark>%%|%|!!|!|\?{1,2})(?P<rest>.*)", re.DOTALL)
-ASSIGNED = re.compile(r"(?P<left>[ \t]*[\w.\[\]'\", ]+=[ \t]*)(?P<mark>[%!])(?P<rest>[^=].*)", re.DOTALL)
-AUTOMAGIC = re.compile(r"(?P<indent>[ \t]*)(?:cd|ls|ll|mkdir|rmdir|cp|mv|rm|cat|pip|conda|more|less|man)[ \t]+\S")
+ESCAPE = regex(r"(?P<indent>[ \t]*)(?P<mark>%%|%|!!|!|\?{1,2})(?P<rest>.*)", re.DOTALL)
+ASSIGNED = regex(r"(?P<left>[ \t]*[\w.\[\]'\", ]+=[ \t]*)(?P<mark>[%!])(?P<rest>[^=].*)", re.DOTALL)
+AUTOMAGIC = regex(r"(?P<indent>[ \t]*)(?:cd|ls|ll|mkdir|rmdir|cp|mv|rm|cat|pip|conda|more|less|man)[ \t]+\S")
 """How a line begins that IPython takes for a magic without its `%` where it is no Python."""
-ASKED = re.compile(r"(?P<indent>[ \t]*)(?P<name>[\w.*]+)\?{1,2}[ \t]*$")
-FENCE = re.compile(r"(?P<indent>[ \t]*(?:>[ \t]?)*)(?P<fence>`{3,}|~{3,})[ \t]*\{?(?P<info>[^`]*)$")
+ASKED = regex(r"(?P<indent>[ \t]*)(?P<name>[\w.*]+)\?{1,2}[ \t]*$")
+FENCE = regex(r"(?P<indent>[ \t]*(?:>[ \t]?)*)(?P<fence>`{3,}|~{3,})[ \t]*\{?(?P<info>[^`]*)$")
 
 
 class DocumentError(Exception):

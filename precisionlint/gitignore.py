@@ -14,7 +14,9 @@ from operator import itemgetter
 
 from msgspec import Struct
 
-_TOKEN = re.compile(
+from precisionlint.patterns import regex
+
+_TOKEN = regex(
     r"""
       (?:^|(?<=/)) \*\*+ (?: (?P<folders>/) | (?P<rest>$) )
     | (?P<stars> \*+ )
@@ -25,7 +27,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_TRIMMED = re.compile(r"(?:\\.|[^ ]|[ ]+(?=[^ ]))*", re.DOTALL)
+_TRIMMED = regex(r"(?:\\.|[^ ]|[ ]+(?=[^ ]))*", re.DOTALL)
 
 
 class Patterns(Struct, frozen=True):

@@ -7,7 +7,6 @@ finding or to write a comment that silences it. Reads the project's other files 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,13 +23,14 @@ from precisionlint.checking import Request, check
 from precisionlint.config import Configuration
 from precisionlint.errors import InputError
 from precisionlint.findings import FileError, Finding, Place, Report
+from precisionlint.patterns import regex
 from precisionlint.report.excerpt import Sources
 from precisionlint.report.page import page
 
 NAME = "precisionlint"
 PAUSE = 0.3
 """Seconds without a key before a changed file is read."""
-WORD_BEFORE, WORD_AFTER = re.compile(r"[a-z0-9-]*$"), re.compile(r"^[a-z0-9-]*")
+WORD_BEFORE, WORD_AFTER = regex(r"[a-z0-9-]*$"), regex(r"^[a-z0-9-]*")
 SEVERITIES = {
     "error": types.DiagnosticSeverity.Error,
     "warning": types.DiagnosticSeverity.Warning,

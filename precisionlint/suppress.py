@@ -21,13 +21,14 @@ from msgspec.structs import replace
 
 from precisionlint import catalogue
 from precisionlint.findings import Edit, Finding, Fix, Place, Suppressed
+from precisionlint.patterns import regex
 
-MARK = re.compile(rb"#\s*precision[-_]?lint\b", re.I)
+MARK = regex(rb"#\s*precision[-_]?lint\b", re.I)
 """What a file must hold to be looked through at all."""
 NAMES = (b"precisionlint", b"precision-lint", b"precision_lint")
 UNUSED, UNREASONED = "unused-ignore", "ignore-without-reason"
 RULES = (UNUSED, UNREASONED)
-COMMENT = re.compile(
+COMMENT = regex(
     r"#\s*(?P<begins>precisionlint\s*:|precision[-_]?lint\b\s*[:-]?(?=\s*ignore(?:[-_]file)?(?![\w-])))"
     r"\s*(?P<word>[\w-]*)\s*(?:\[(?P<rules>[^\]]*)\])?(?P<reason>[^#]*)",
     re.I,

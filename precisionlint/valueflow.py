@@ -20,6 +20,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from precisionlint.events import Event, Region
+from precisionlint.patterns import regex
 
 Dtypes = frozenset[str]
 """The dtypes that a value can have."""
@@ -40,7 +41,7 @@ INTEGERS = frozenset({"int8", "uint8", "int16", "int32", "int64", "uint16", "uin
 RANK = {"bool": 0, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 3, "int32": 3, "uint64": 4, "int64": 4,
         "float16": 6, "bfloat16": 6, "float32": 7, "float64": 8, "complex64": 9, "complex128": 10}  # fmt: skip
 
-AMAX_NAME = re.compile(r"(?:^|_)(?:amax|abs_?max|max_?abs)$")
+AMAX_NAME = regex(r"(?:^|_)(?:amax|abs_?max|max_?abs)$")
 """What the largest magnitude of a tensor is called."""
 
 HALF_LAYERS = frozenset(

@@ -31,6 +31,7 @@ from precisionlint.events import (
 )
 from precisionlint.facts import EnclosedBackward
 from precisionlint.findings import Confidence
+from precisionlint.patterns import regex
 from precisionlint.records import Record
 from precisionlint.valueflow import Called, Computed, Shows, Touched, Value, known_half, sources
 
@@ -188,7 +189,7 @@ def weights_changed_under_autocast(state: Open, event: Op) -> Iterator[Any]:
             )
 
 
-MADE = re.compile(r"torch\.(?:cuda\.|cpu\.)?(?:amp\.)?(?:autocast|autocast_mode\.autocast)$")
+MADE = regex(r"torch\.(?:cuda\.|cpu\.)?(?:amp\.)?(?:autocast|autocast_mode\.autocast)$")
 NO_FLOAT32 = frozenset({"cpu", "xpu", "mps", "hpu"})
 """Devices whose autocast takes half dtypes only. CUDA's checks nothing."""
 DEPRECATED = {
@@ -319,14 +320,14 @@ def with_colon(value: Value) -> bool:
     return value.op == "text" and re.match(r"(?:cuda|xpu|npu|hip):", value.name) is not None
 
 
-OWNERS = re.compile(
+OWNERS = regex(
     r"(?:self\.)?(?:\w*model|module|net|x\w?|inputs?|images?|imgs?|tensors?|\w*_states|logits|query|latents?|samples?|feat\w*)$"
 )
-PRETRAINED = re.compile(r"\.Auto(?:Model\w*)\.from_|Model\.from_pretrained$|For\w+\.from_pretrained$")
+PRETRAINED = regex(r"\.Auto(?:Model\w*)\.from_|Model\.from_pretrained$|For\w+\.from_pretrained$")
 """What has a device that is a torch.device: models and tensors, not the settings of a run."""
 
 
-PLACE = re.compile(r"(?:^|[._])device$")
+PLACE = regex(r"(?:^|[._])device$")
 
 
 def is_a_place(value: Value) -> bool:
@@ -393,11 +394,11 @@ def with_index(event: Called, device: Value, text: str) -> Hit:
     )
 
 
-LOSSES = re.compile(r"loss|bce|criterion|objective|assign|(?:training|train|validation|common|shared)_step", re.I)
+LOSSES = regex(r"loss|bce|criterion|objective|assign|(?:training|train|validation|common|shared)_step", re.I)
 """A function that others call for the loss, in the region that they have entered."""
 
 
-ASSIGNED = re.compile(r"assign|match|cost|loss", re.I)
+ASSIGNED = regex(r"assign|match|cost|loss", re.I)
 """Where a loss pairs what is predicted with targets, without gradients."""
 
 

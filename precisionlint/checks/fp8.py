@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from precisionlint.checks.base import Automaton, Change, Family, Hit, Remedy, Seen
 from precisionlint.kernel_facts import ScaledByAmax
+from precisionlint.patterns import regex
 from precisionlint.valueflow import (
     AMAX_NAME,
     FP8,
@@ -35,28 +36,28 @@ LIMITS = frozenset({448.0, 57344.0, 240.0})
 LIMIT_OF_FP4 = 6.0
 LIMITS_OF_BLOCKS = frozenset({448.0 * LIMIT_OF_FP4})
 """The largest value of FP4 in blocks whose scales are E4M3: the scale over them all is this over amax."""
-LIMIT_NAME = re.compile(r"(?:fp8|f8|e4m3|e5m2|float8|quant|q|w_dtype).*max|max_?val|^fp8_max$", re.I)
-LIMIT_OF_FP4_NAME = re.compile(r"(?:fp4|f4|e2m1|float4).*max", re.I)
+LIMIT_NAME = regex(r"(?:fp8|f8|e4m3|e5m2|float8|quant|q|w_dtype).*max|max_?val|^fp8_max$", re.I)
+LIMIT_OF_FP4_NAME = regex(r"(?:fp4|f4|e2m1|float4).*max", re.I)
 E4M3 = frozenset({"float8_e4m3fn"})
 """The format whose casts saturate from torch 2.12 on."""
 E5M2 = frozenset({"float8_e5m2"})
-FP8_NAME = re.compile(r"f(?:p|loat)?8|e4m3|e5m2|w_dtype|quant", re.I)
+FP8_NAME = regex(r"f(?:p|loat)?8|e4m3|e5m2|w_dtype|quant", re.I)
 CALLS = frozenset({"constructed", "unknown"})
 """What a function of another file gives."""
 GIVEN = frozenset({"input", "buffer", "parameter"})
 """What does not come from the values at hand."""
 SCALED = frozenset({"view", "either", "cast", "clamp", "round"})
 """Ops through which scaled values stay what they are, NaN among them."""
-SCALE_NAME = re.compile(r"scale|inv_s|amax")
-NAMES_A_SCALE = re.compile(r"scale|quant|sf\b|_sf_|factor")
-ACTIVATIONS = re.compile(
+SCALE_NAME = regex(r"scale|inv_s|amax")
+NAMES_A_SCALE = regex(r"scale|quant|sf\b|_sf_|factor")
+ACTIVATIONS = regex(
     r"x|inp|inputs?|hidden(?:_states?)?|act(?:ivations?)?|q(?:uery)?|k(?:ey)?|v(?:alue)?|dy|dout|grads?|grad_out(?:put)?",
     re.I,
 )
 """What a function's argument is called that is no weight."""
-GRADIENT = re.compile(r"backward|(?:^|_)bwd(?:_|$)|grad_?(?:weight|input)|dgrad|wgrad")
-PRODUCT = re.compile(r"scaled|gemm|mm(?:_|$)|matmul|f8f8")
-OUTSIDE_TRAINING = re.compile(r"convert|export|infer|generat")
+GRADIENT = regex(r"backward|(?:^|_)bwd(?:_|$)|grad_?(?:weight|input)|dgrad|wgrad")
+PRODUCT = regex(r"scaled|gemm|mm(?:_|$)|matmul|f8f8")
+OUTSIDE_TRAINING = regex(r"convert|export|infer|generat")
 GUARDS = frozenset({"clamp", "maximum", "where", "nan_to_num", "masked_fill", "add"})
 SHOWN = frozenset({"view", "either", "cast", "attribute", "stack", "index"})
 """Ops behind which the same magnitudes stand: ``x.abs().max(dim=-1)[0]``, ``scale[:, None]``."""

@@ -7,13 +7,13 @@ and then the project itself must show half precision of the kind that reaches th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Family, Hit, Remedy, Seen
 from precisionlint.findings import Confidence, Severity
+from precisionlint.patterns import regex
 from precisionlint.valueflow import (
     HALF,
     NUMBER,
@@ -39,11 +39,11 @@ FAMILY = Family(Automaton("half-arithmetic", None))
 TRAINING, HALF_SHOWN, HALF_WEIGHTS = Shows("training"), Shows("half"), Shows("half weights")
 FP16, AUTOCAST = Shows("fp16"), Shows("half autocast")
 
-INFERENCE = re.compile(
+INFERENCE = regex(
     r"generat|sampl|predict|infer|eval|valid|export|decod|visual|plot|^test|convert|quantiz|beam|warp|detect"
 )
 """Functions whose name says that they train nothing."""
-SERVING = re.compile(
+SERVING = regex(
     r"get_(?:occ|bbox|result|pred)|simple_test|forward_test|post_?process|imageprocessor|hub_?interface|pipeline|predictor|fill_mask"
     r"|logits_?(?:processor|warper)|(?:greedy|beam|tree)_?search|(?:top_?[kp]|nucleus)_?sampl"
 )
@@ -345,9 +345,9 @@ def untold(value: Value) -> bool:
     return "?" in value.dtypes and not any(atom in RANK for atom in value.dtypes)
 
 
-ROUTED = re.compile(r"^(?:rout(?:er|ing)|gat(?:e|ing))(?:_(?:logits?|scores?|weights?|out(?:put)?))?$")
+ROUTED = regex(r"^(?:rout(?:er|ing)|gat(?:e|ing))(?:_(?:logits?|scores?|weights?|out(?:put)?))?$")
 """What a program calls what its experts are chosen by."""
-LOGITS = re.compile(r"logits?$|^(?:chosen|rejected?)_rewards?$|(?:^|_)pred(?:s|ictions?)?$")
+LOGITS = regex(r"logits?$|^(?:chosen|rejected?)_rewards?$|(?:^|_)pred(?:s|ictions?)?$")
 
 
 def logits(value: Value) -> bool:
@@ -357,7 +357,7 @@ def logits(value: Value) -> bool:
 
 SCALED = frozenset({"div", "mul"})
 """By a temperature."""
-SCORED = re.compile(r"(?:^|_)(?:scores?|outputs?|logits?|preds?|predictions?)(?:_|$)")
+SCORED = regex(r"(?:^|_)(?:scores?|outputs?|logits?|preds?|predictions?)(?:_|$)")
 """What may be called so elsewhere, but is what a model gives where its log-softmax is taken."""
 
 
@@ -385,11 +385,9 @@ def of_one(top: Value, summed: Value) -> bool:
 
 
 PRODUCTS = frozenset({"matmul", "linear", "layer"})
-DECAY = re.compile(
-    r"[Aa]_?log|log_?A|inv_A|a_param|decay|dt_bias|(?:nu|theta|gamma)_log|log_(?:a|lambda|dt|step)|lambda"
-)
+DECAY = regex(r"[Aa]_?log|log_?A|inv_A|a_param|decay|dt_bias|(?:nu|theta|gamma)_log|log_(?:a|lambda|dt|step)|lambda")
 
-LOGARITHM = re.compile(r"(?:^|_)log_(?!its?)|_log$|^log_?(?:var|sigma|std|scale|dt)$")
+LOGARITHM = regex(r"(?:^|_)log_(?!its?)|_log$|^log_?(?:var|sigma|std|scale|dt)$")
 """What is called the logarithm of something (``log_scale``, ``threshold_log``); logits are none."""
 
 
@@ -419,7 +417,7 @@ def exp_in_half(state: None, event: Computed) -> Iterator[Any]:
     )
 
 
-LOG_PROBABILITY = re.compile(r"log_?p(?:robs?|robabilit\w+|s)?$|(?:^|_)logps?(?:_|$)|logprobs?|log_?ratios?$")
+LOG_PROBABILITY = regex(r"log_?p(?:robs?|robabilit\w+|s)?$|(?:^|_)logps?(?:_|$)|logprobs?|log_?ratios?$")
 
 
 def probability_ratio(value: Value, scope: Scope) -> Iterator[Any]:

@@ -25,6 +25,7 @@ from precisionlint.checks.half_arithmetic import (
     trains,
     untold,
 )
+from precisionlint.patterns import regex
 from precisionlint.valueflow import (
     VIEWS,
     Computed,
@@ -132,7 +133,7 @@ def epsilon_underflow(state: None, event: Computed) -> Iterator[Any]:
         return
 
 
-NORMS = re.compile(r"norm", re.I)
+NORMS = regex(r"norm", re.I)
 
 
 def vanishing(eps: float, use: str, guarded: Value) -> str:
@@ -233,7 +234,7 @@ def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
         yield hit("loss-on-half-logits", value, "possible", message, needs, logits_at(given))
 
 
-OUTPUTS = re.compile(r"^(?:model_)?(?:outputs?|logits?|y_?hat|preds?|predictions?)$")
+OUTPUTS = regex(r"^(?:model_)?(?:outputs?|logits?|y_?hat|preds?|predictions?)$")
 """What a program calls that which its model gives."""
 
 
@@ -290,7 +291,7 @@ def focal_weight(value: Value, scope: Scope) -> Iterator[Any]:
 
 EACH = frozenset({"bce_with_logits", "cross_entropy", "nll_loss", "bce", "log_softmax", "logsigmoid"})
 """What a loss of each element is made by."""
-PREFERRED = re.compile(r"chosen|rejected|reward|score")
+PREFERRED = regex(r"chosen|rejected|reward|score")
 """What two answers are called of which one is preferred."""
 
 
@@ -330,7 +331,7 @@ def cast_to_half(value: Value) -> bool:
     return value.op == "cast" and known_half(value.dtypes)
 
 
-GATES = re.compile(r"gate|gating|rout|moe|expert", re.I)
+GATES = regex(r"gate|gating|rout|moe|expert", re.I)
 
 
 @FAMILY.rule("half-router", Computed, ops=("topk",))

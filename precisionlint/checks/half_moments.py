@@ -9,6 +9,7 @@ from typing import Any
 
 from precisionlint.checks.base import Automaton, Change, Family, Remedy, Seen
 from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, kept_in, mean_of_squares, trains
+from precisionlint.patterns import regex
 from precisionlint.valueflow import (
     UNKNOWN,
     Computed,
@@ -110,7 +111,7 @@ def root_by_hand(root: Value, scope: Scope) -> Iterator[Any]:
     )
 
 
-NORMS = re.compile(r"norm|rms", re.I)
+NORMS = regex(r"norm|rms", re.I)
 
 
 def by_length(value: Value, scope: Scope) -> Iterator[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from precisionlint.checks.half_arithmetic import (
     operand_of_square,
     untold,
 )
+from precisionlint.patterns import regex
 from precisionlint.valueflow import (
     VIEWS,
     WIDE,
@@ -31,8 +31,8 @@ from precisionlint.valueflow import (
 
 FAMILY = Family(Automaton("half-norms", None))
 
-GRADIENT = re.compile(r"^(?:d_p|(?:\w+_)?grads?|gradients?|grad_(?:out|in)(?:put)?s?)$")
-OF_GRADIENTS = re.compile(r"(?:total|global|grad(?:ient)?s?)_norm|clip_grad")
+GRADIENT = regex(r"^(?:d_p|(?:\w+_)?grads?|gradients?|grad_(?:out|in)(?:put)?s?)$")
+OF_GRADIENTS = regex(r"(?:total|global|grad(?:ient)?s?)_norm|clip_grad")
 """A function that takes the norm of gradients, whatever it calls them."""
 
 
@@ -102,7 +102,7 @@ def half_gradient_norm(state: None, event: Computed | Called) -> Iterator[Any]:
     )
 
 
-WHOLE = re.compile(r"^(?:w|weights?|params?|parameters?|deltas?|tensors?|updates?)$")
+WHOLE = regex(r"^(?:w|weights?|params?|parameters?|deltas?|tensors?|updates?)$")
 """What a function calls a tensor of weights, or any."""
 
 

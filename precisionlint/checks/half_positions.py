@@ -20,6 +20,7 @@ from precisionlint.checks.half_arithmetic import (
     untold,
 )
 from precisionlint.findings import Confidence
+from precisionlint.patterns import regex
 from precisionlint.valueflow import (
     INTEGERS,
     NUMBER,
@@ -39,12 +40,12 @@ from precisionlint.valueflow import (
 
 FAMILY = Family(Automaton("half-positions", None))
 
-INTEGRAL = re.compile(r"(?:^~?|_)(?:ids?|idx|index|indices|labels?|tokens?|targets?|len(?:gth)?s?)$", re.I)
+INTEGRAL = regex(r"(?:^~?|_)(?:ids?|idx|index|indices|labels?|tokens?|targets?|len(?:gth)?s?)$", re.I)
 """What holds integers, by its name or that of what a dtype follows."""
 
-ROTARY = re.compile(r"rot(?:ary|ate|_)|rope", re.I)
+ROTARY = regex(r"rot(?:ary|ate|_)|rope", re.I)
 
-FREQUENCIES = re.compile(r"inv_?freq|^freqs?$|frequenc")
+FREQUENCIES = regex(r"inv_?freq|^freqs?$|frequenc")
 
 
 def frequencies(value: Value) -> Value | None:
@@ -65,7 +66,7 @@ def frequencies(value: Value) -> Value | None:
     return find(value, wanted, lambda v: v.op in ("matmul", "outer", "cos", "sin", "layer", "linear"), 24)
 
 
-POSITION = re.compile(
+POSITION = regex(
     r"^(?:t|seq|ids|timesteps?|grid|coords?|seq_idx|idx)$|(?:^|_)(?:pos|position)s?(?:_(?:ids?|idx|index|indices))?$"
 )
 
@@ -172,7 +173,7 @@ def sines_of_product(value: Value, scope: Scope) -> Iterator[Any]:
     )
 
 
-OCTAVES = re.compile(r"freq(?:uency)?_?bands?|^bands$|^freqs?$|^octaves$")
+OCTAVES = regex(r"freq(?:uency)?_?bands?|^bands$|^freqs?$|^octaves$")
 
 
 def octaves(value: Value) -> bool:
@@ -295,16 +296,14 @@ def cast_frequencies(held: Value, used: Value) -> Hit:
     )
 
 
-PLACES = re.compile(
-    r"rope|rot(?:ary|ate)|pos(?:ition|_|[A-Z]|$)|embed|alibi|sinusoid|freqs?|sin_?cos|cos_?sin|\bYarn", re.I
-)
+PLACES = regex(r"rope|rot(?:ary|ate)|pos(?:ition|_|[A-Z]|$)|embed|alibi|sinusoid|freqs?|sin_?cos|cos_?sin|\bYarn", re.I)
 """Functions and classes that make positions."""
 
 
-CHANNELS = re.compile(r"dim|feat(?!_?(?:shape|size|map))|chan|embed|hidden|^[CD]$", re.I)
+CHANNELS = regex(r"dim|feat(?!_?(?:shape|size|map))|chan|embed|hidden|^[CD]$", re.I)
 
 
-SAMPLES = re.compile(r"^b$|^bs$|bsz|batch", re.I)
+SAMPLES = regex(r"^b$|^bs$|bsz|batch", re.I)
 
 
 @FAMILY.rule("half-arange", Computed, ops=("cast", "index_put", "arange", "sin", "cos", "sub", "test"))
@@ -386,9 +385,7 @@ def of_area(positions: Value) -> bool:
     return product is not None and all(number(each) is None or number(each) == 0 for each in product.inputs)
 
 
-LENGTHS = re.compile(
-    r"^[hwHWTL]$|(?:^|_)(?:height|width|len(?:gth)?|seq(?:uence)?|frames?|steps|tokens|positions)(?:_|$)"
-)
+LENGTHS = regex(r"^[hwHWTL]$|(?:^|_)(?:height|width|len(?:gth)?|seq(?:uence)?|frames?|steps|tokens|positions)(?:_|$)")
 
 
 def along(positions: Value) -> bool:
@@ -398,7 +395,7 @@ def along(positions: Value) -> bool:
     return sized or LENGTHS.search(end.name) is not None
 
 
-COMPARED = re.compile(r"len(?:gth)?s?$|^seq_?lens?$|^valid|^n_(?:frames|tokens|valid)|^cu_seqlens")
+COMPARED = regex(r"len(?:gth)?s?$|^seq_?lens?$|^valid|^n_(?:frames|tokens|valid)|^cu_seqlens")
 """What positions are compared with."""
 WAVES = frozenset({"sin", "cos"})
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from precisionlint.checks.base import Automaton, Family, Seen
 from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, likely_of
+from precisionlint.patterns import regex
 from precisionlint.valueflow import (
     INTEGERS,
     NUMBER,
@@ -83,7 +84,7 @@ def scaled_scores(soft: Value, scope: Scope) -> Iterator[Any]:
 
 MADE = frozenset({"layer", "linear", "matmul", "parameter", "softmax", "cross_entropy"})
 """What no factor is made of that only scales."""
-UPWARDS = re.compile(r"temp|tau")
+UPWARDS = regex(r"temp|tau")
 
 
 def scales_down(factor: Value, op: str) -> bool:
@@ -129,8 +130,8 @@ def dequantised(value: Value, scope: Scope) -> Iterator[Any]:
             return
 
 
-SCALES = re.compile(r"scale")
-QUANTISED = re.compile(r"int_?\d|int_data|quant|qweight|qdata|packed")
+SCALES = regex(r"scale")
+QUANTISED = regex(r"int_?\d|int_data|quant|qweight|qdata|packed")
 
 
 def uncast(value: Value) -> Value:
@@ -255,7 +256,7 @@ def inverted(value: Value) -> Value | None:
     return matmul_of(over, SHOWN | {"add", "clamp"}) if over is not None else None
 
 
-GEOMETRY = re.compile(r"(?:in|ex)trinsic|camera|points|\bw2c|\bc2w|(?:\b|_)pose\b|homograph", re.I)
+GEOMETRY = regex(r"(?:in|ex)trinsic|camera|points|\bw2c|\bc2w|(?:\b|_)pose\b|homograph", re.I)
 """What is divided by its depth: points that matrices project, not sums over a sequence."""
 
 
@@ -286,7 +287,7 @@ def bounded(product: Value) -> bool:
     return False
 
 
-ANGLE = re.compile(r"(?:^|_)(?:cos|sin|freqs?)(?:_|$)")
+ANGLE = regex(r"(?:^|_)(?:cos|sin|freqs?)(?:_|$)")
 
 
 def turned(value: Value) -> bool:
@@ -303,7 +304,7 @@ FRESH = frozenset({"linear", "layer", "relu", "gelu", "exp"})
 """What gives values of any size, whatever was done before."""
 
 
-BOXES = re.compile(r"box|xyxy|rois?(?:_|$)|rect|anchor", re.I)
+BOXES = regex(r"box|xyxy|rois?(?:_|$)|rect|anchor", re.I)
 """What corners are called."""
 
 

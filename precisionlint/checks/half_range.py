@@ -16,6 +16,7 @@ from precisionlint.checks.half_arithmetic import (
     untold,
 )
 from precisionlint.checks.half_products import SHOWN
+from precisionlint.patterns import regex
 from precisionlint.valueflow import (
     BOOL,
     HALF_LAYERS,
@@ -39,8 +40,8 @@ FP16_MAX = 65504.0
 FILLS = {"masked_fill": ("value", 2), "index_fill": ("value", 3), "full_like": ("fill_value", 1), "fill_": ("value", 1),
          "new_full": ("fill_value", 2), "pad": ("value", 3)}  # fmt: skip
 """Ops that put one number into a tensor, and raise where its dtype does not hold it: the number's keyword and position."""
-SCORES = re.compile(r"scores?$|attn|attention|energy|logits?$")
-PICKED = re.compile(r"scores?$|logits?$|(?:^|_)l(?:og)?_?probs?$")
+SCORES = regex(r"scores?$|attn|attention|energy|logits?$")
+PICKED = regex(r"scores?$|logits?$|(?:^|_)l(?:og)?_?probs?$")
 """What a program calls the scores among which the largest is picked."""
 
 
@@ -111,7 +112,7 @@ def mask_constant_overflow(state: None, event: Computed | Called) -> Iterator[An
     )
 
 
-MASKS = re.compile(r"mask", re.I)
+MASKS = regex(r"mask", re.I)
 
 
 def filled_by_others(value: Value, scope: Scope) -> Iterator[Any]:
@@ -161,7 +162,7 @@ def chosen_constant(value: Value, scope: Scope) -> Iterator[Any]:
         return
 
 
-MASK = re.compile(r"mask|(?:^|_)pad(?:ding)?$", re.I)
+MASK = regex(r"mask|(?:^|_)pad(?:ding)?$", re.I)
 
 
 def hidden(filled: Value, constant: float) -> bool:

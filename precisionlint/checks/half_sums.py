@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from precisionlint.checks.half_arithmetic import (
 )
 from precisionlint.checks.half_limits import LOSSES
 from precisionlint.checks.half_totals import totals
+from precisionlint.patterns import regex
 from precisionlint.recipes import HALVES
 from precisionlint.valueflow import (
     NUMBER,
@@ -84,8 +84,8 @@ COUNTS = frozenset({"zeros", "tensor", "as_tensor", "scalar_tensor", "full"})
 """What makes a tensor of numbers that the program writes down or counts."""
 
 
-REDUCES = re.compile(r"(?:^|\.)(?:dist_|all_?)?(?:reduce|sum|mean)(?:_\w+)?$")
-OTHERWISE = re.compile(r"MAX|MIN|PRODUCT|AND|OR$")
+REDUCES = regex(r"(?:^|\.)(?:dist_|all_?)?(?:reduce|sum|mean)(?:_\w+)?$")
+OTHERWISE = regex(r"MAX|MIN|PRODUCT|AND|OR$")
 """Reductions that add nothing up."""
 
 
@@ -147,7 +147,7 @@ def half_scatter(state: None, event: Computed | Called) -> Iterator[Any]:
     )
 
 
-SCATTERED = re.compile(
+SCATTERED = regex(
     r"^(?!torch\.|jax|jnp|numpy|tensorflow|tf\.|deepspeed|megatron)\w[\w.]*\.(?:scatter(?:_(?:sum|add|mean|reduce))?|segment_(?:sum|mean))$"
 )
 """A function of another library that adds up rows: torch_scatter's, PyG's."""

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from precisionlint.checks.base import Seen
 from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, kept_in, of_half, untold
+from precisionlint.patterns import regex
 from precisionlint.valueflow import (
     BOOL,
     VIEWS,
@@ -26,8 +26,8 @@ from precisionlint.valueflow import (
 
 LOSSES = frozenset({"cross_entropy", "nll_loss", "bce_with_logits", "loss", "criterion"})
 """What a loss is, of one element or of all."""
-LOSS = re.compile(r"^(?:\w+_)?loss(?:es)?$")
-MASK = re.compile(r"(?:^|_)mask$")
+LOSS = regex(r"^(?:\w+_)?loss(?:es)?$")
+MASK = regex(r"(?:^|_)mask$")
 
 
 def totals(event: Computed) -> Iterator[Any]:

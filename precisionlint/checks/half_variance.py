@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Family, Hit, Seen
 from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, likely_of, operand_of_square, untold
+from precisionlint.patterns import regex
 from precisionlint.valueflow import NUMBER, Computed, Scope, Value, find, named, number, same, shown_by, sources
 
 FAMILY = Family(Automaton("half-variance", None))
@@ -100,11 +100,11 @@ def alike(left: Value | None, right: Value | None) -> bool:
     return left is right if left is None or right is None else same(left, right)
 
 
-SQUARED = re.compile(
+SQUARED = regex(
     r"(?:^|_)(?:mean|avg|average)_?(?:of_?)?sq(?:r|uare[ds]?)?s?$|(?:^|_)sq(?:r|uare[ds]?)?s?_?(?:mean|avg|average)$"
 )
 """What a mean of squares is called."""
-MEAN = re.compile(r"(?:^|_)(?:mean|avg|average)$|^mu$")
+MEAN = regex(r"(?:^|_)(?:mean|avg|average)$|^mu$")
 
 
 def handed_in(value: Value, left: Value, base: Value, scope: Scope) -> Iterator[Hit]:
@@ -150,15 +150,15 @@ def distance_by_expansion(value: Value, scope: Scope) -> Iterator[Hit]:
 ADDED = frozenset({"add", "sub"})
 
 
-def added(value: Value) -> Iterator[Value]:
+def added(total: Value) -> Iterator[Value]:
     """The terms of a sum, seen through views."""
-    if value.op in ADDED:
-        for part in value.inputs[:2]:
+    if total.op in ADDED:
+        for part in total.inputs[:2]:
             yield from added(part)
-    elif value.op in ("view", "neg") and value.inputs:
-        yield from added(value.inputs[0])
+    elif total.op in ("view", "neg") and total.inputs:
+        yield from added(total.inputs[0])
     else:
-        yield value
+        yield total
 
 
 def product_of(term: Value) -> Value | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -35,6 +34,7 @@ from precisionlint.events import (
 )
 from precisionlint.facts import HalfModel
 from precisionlint.findings import Severity
+from precisionlint.patterns import regex
 from precisionlint.recipes import UNKNOWN, Recipe
 from precisionlint.records import Record
 
@@ -47,7 +47,7 @@ EPS = {"Adam": 1e-8, "AdamW": 1e-8, "NAdam": 1e-8, "RAdam": 1e-8, "RMSprop": 1e-
 SOME = "…"
 """The last part of a path that means some of a model's layers."""
 SIGNIFICANT = {"fp16": 11, "bf16": 8}
-AT_THE_END = re.compile(
+AT_THE_END = regex(
     r"(?!not )(?:.*(?:==|>=).*(?:- 1|\blast\w*|\bfinal\w*)\)?|.*\+ 1\)? (?:==|>=) .*|(?:\w+\.)*(?:is_)?(?:last|final)\w*)$"
 )
 """A branch of the last round of a loop: ``epoch == epochs - 1``, ``final_epoch``."""

@@ -30,6 +30,7 @@ from precisionlint.events import (
     ZeroGrad,
 )
 from precisionlint.facts import UnsavedScaler
+from precisionlint.patterns import regex
 
 FAMILY = Family(AUTOMATON)
 
@@ -61,7 +62,7 @@ def scaler_with_bf16(ledger: Ledger, event: LossScaled) -> Iterator[Any]:
         )
 
 
-OF_FP16 = re.compile(r"scal|16|half|dtype [!=]= ", re.I)
+OF_FP16 = regex(r"scal|16|half|dtype [!=]= ", re.I)
 """What a condition says that may hold for fp16 alone."""
 
 

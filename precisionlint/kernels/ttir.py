@@ -11,17 +11,19 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
+from precisionlint.patterns import regex
+
 HALF = ("f16", "bf16")
 
-_LOCATION = re.compile(r"^(#loc\d*) = loc\((.*)\)$")
-_FILE = re.compile(r'"([^"]+)":(\d+):\d+')
-_USE = re.compile(r"\bloc\((#loc\d*)\)\s*$")
-_RESULT = re.compile(r"^(%[\w.-]+)(?::(\d+))? = ")
-_DOT = re.compile(r"= tt\.dot (%[\w#.-]+), (%[\w#.-]+), (%[\w#.-]+)")
-_SCALED_DOT = re.compile(r"= tt\.dot_scaled .*?, (%[\w#.-]+) lhs = (\w+) rhs = (\w+)")
-_TENSOR = re.compile(r"tensor<((?:\d+x)*)([\w]+)>")
-_IMPRECISE = re.compile(r"maxNumImpreciseAcc = (\d+)")
-_CARRIED = re.compile(r"iter_args\((.*?)\) ->")
+_LOCATION = regex(r"^(#loc\d*) = loc\((.*)\)$")
+_FILE = regex(r'"([^"]+)":(\d+):\d+')
+_USE = regex(r"\bloc\((#loc\d*)\)\s*$")
+_RESULT = regex(r"^(%[\w.-]+)(?::(\d+))? = ")
+_DOT = regex(r"= tt\.dot (%[\w#.-]+), (%[\w#.-]+), (%[\w#.-]+)")
+_SCALED_DOT = regex(r"= tt\.dot_scaled .*?, (%[\w#.-]+) lhs = (\w+) rhs = (\w+)")
+_TENSOR = regex(r"tensor<((?:\d+x)*)([\w]+)>")
+_IMPRECISE = regex(r"maxNumImpreciseAcc = (\d+)")
+_CARRIED = regex(r"iter_args\((.*?)\) ->")
 
 
 class Spot(Struct, frozen=True):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from precisionlint.audit_report import AuditReport, CastRecord, OpRecord
 from precisionlint.findings import Place
+from precisionlint.patterns import regex
 from precisionlint.report.excerpt import shown
 from precisionlint.report.layout import cut, share, size, table
 from precisionlint.report.text import counted
@@ -31,7 +32,7 @@ SHORT = {
     "float8_e4m3fn": "e4m3",
     "float8_e5m2": "e5m2",
 }
-FLOATS = re.compile(r"float|complex")
+FLOATS = regex(r"float|complex")
 
 
 def short(dtype: str) -> str:

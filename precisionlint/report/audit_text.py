@@ -16,6 +16,7 @@ from rich.text import Text
 
 from precisionlint.audit_report import AuditReport, Judged, RangeRecord, Station, UpdateRecord
 from precisionlint.findings import SEVERITIES, Finding, Place
+from precisionlint.patterns import regex
 from precisionlint.report import audit_ops
 from precisionlint.report.audit_ops import SHORT, grouped, layer_part, located, short, starred
 from precisionlint.report.excerpt import lines, shown
@@ -26,9 +27,9 @@ LIMIT = 3
 """How many lines of a section are shown without ``all``."""
 INDENT = 12
 """Where the text of a section begins, beside its title."""
-REGION = re.compile(r"\bb?float16\b|\S*/site-packages/")
+REGION = regex(r"\bb?float16\b|\S*/site-packages/")
 """What of a region is told shorter, or not at all."""
-SETTING = re.compile(r"^torch\.(?:backends\.)?(?:get_)?|\(\)$")
+SETTING = regex(r"^torch\.(?:backends\.)?(?:get_)?|\(\)$")
 """What of a setting's name a reader does not need."""
 MODULES = 3
 """How many modules are named in a line."""

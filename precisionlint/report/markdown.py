@@ -1,16 +1,16 @@
 """A report as Markdown, short enough for a comment on a pull request. Nothing in it is markup but what is written here."""
 
-import re
 from collections.abc import Iterator
 
 from precisionlint.findings import Finding, Report
+from precisionlint.patterns import regex
 from precisionlint.report.excerpt import shown
 from precisionlint.report.outputs import Style, clean
 from precisionlint.report.text import verdict
 
 LIMIT = 60_000
 """Characters after which findings are only counted: GitHub takes 65,536."""
-MARKUP = re.compile(r"([\\`*_{}\[\]<>()#+~!|&$^=:-])")
+MARKUP = regex(r"([\\`*_{}\[\]<>()#+~!|&$^=:-])")
 
 
 def render(report: Report, style: Style) -> Iterator[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
 
 from msgspec import Struct
 
 from precisionlint.findings import Finding, Report
+from precisionlint.patterns import regex
 from precisionlint.report.excerpt import Sources
 
 FORMATS = {
@@ -25,7 +25,7 @@ FORMATS = {
 }
 """Name -> module; the function that tells is the module's ``render``, or the name's own where it has several."""
 
-SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = regex("[\ud800-\udfff]")
 
 
 class Style(Struct, frozen=True):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Set
 from functools import lru_cache
 from typing import Any
 
+from precisionlint.patterns import regex
 from precisionlint.source.garbage import Collector
 from precisionlint.source.objects import DTYPES, is_container
 from precisionlint.source.parsing import words_in
@@ -33,7 +34,7 @@ from precisionlint.source.values import (
     flow_of,
 )  # fmt: skip
 
-KEPT = re.compile(
+KEPT = regex(
     r"scaler|amp\b|amp_|_amp|fp16|bf16|fp32|half\b|dtype|autocast|ctx|precision|enabled|optim|max_norm|lora|peft|freez|frozen",
     re.I,
 )

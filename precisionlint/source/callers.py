@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from precisionlint.checks import Hit
+from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.reading import Reading
@@ -21,7 +22,7 @@ from precisionlint.source.records import Where
 
 MOST = 8
 """A function with more callers than this is read alone."""
-UNFINISHED = re.compile(r"too many paths|more paths at once|nested too deeply|has too many paths")
+UNFINISHED = regex(r"too many paths|more paths at once|nested too deeply|has too many paths")
 """What is said of a program that was not read to its end."""
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from precisionlint.patterns import regex
 from precisionlint.source import effects, repeats
 from precisionlint.source import program as p
 from precisionlint.source.evaluate import attribute, class_attribute, elements, evaluate
@@ -45,9 +45,7 @@ HELPER_WIDTHS = (4, 1)
 """How many instructions a call may take that cannot train, and on how many paths it is followed: on one where that is too much for
 several; where one is too much too, what it builds is unknown."""
 
-LAUNCHES = re.compile(
-    r"(?:^|[._])(?:spawn|start_processes|launch\w*|notebook_launcher|Process|Thread|run_distributed)$"
-)
+LAUNCHES = regex(r"(?:^|[._])(?:spawn|start_processes|launch\w*|notebook_launcher|Process|Thread|run_distributed)$")
 """Calls that run a function in processes or threads of their own."""
 
 RESULTS = 4

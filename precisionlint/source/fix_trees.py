@@ -19,17 +19,18 @@ from libcst.metadata import (
 )
 
 from precisionlint.findings import Edit, Place
+from precisionlint.patterns import regex
 from precisionlint.source.fix_calls import device_first, named, with_argument
 from precisionlint.source.fix_statements import Statements
 from precisionlint.source.fixes import NEWLINE, NoFixError, Span
 from precisionlint.source.names import Names
 from precisionlint.source.parsing import DEFINITIONS, lines_spanned, walk
 
-OUTSIDE = re.compile(r"(?<![\w.])(?:torch|triton\.language|transformer_engine\.pytorch)(?:\.\w+)+")
+OUTSIDE = regex(r"(?<![\w.])(?:torch|triton\.language|transformer_engine\.pytorch)(?:\.\w+)+")
 """A name of an outside API in the text of an edit."""
-DTYPE = re.compile(r"(?:float|int)\d+$|\.half$")
-FP8 = re.compile(r"dtype|fp8|float8|e4m3|e5m2|f8", re.I)
-COMMENT = re.compile(r"#\s*precisionlint\s*:\s*[\w-]+\s*\[(?P<words>[^\]]*)\][^#]*", re.I)
+DTYPE = regex(r"(?:float|int)\d+$|\.half$")
+FP8 = regex(r"dtype|fp8|float8|e4m3|e5m2|f8", re.I)
+COMMENT = regex(r"#\s*precisionlint\s*:\s*[\w-]+\s*\[(?P<words>[^\]]*)\][^#]*", re.I)
 """A comment for this program up to the next one."""
 LONGEST = 500_000
 """Characters of what is parsed for fixes at most: libcst takes ten seconds and half a gigabyte for them."""

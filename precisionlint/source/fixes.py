@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
-import re
 import tokenize
 from bisect import bisect_right
 from collections import Counter
@@ -20,8 +19,9 @@ from itertools import pairwise
 from msgspec import Struct
 
 from precisionlint.findings import Finding, Fix, Place, Replacement
+from precisionlint.patterns import regex
 
-NEWLINE = re.compile(r"\r\n|\r|\n")
+NEWLINE = regex(r"\r\n|\r|\n")
 Span = tuple[int, int, str]
 """Offsets of what is replaced, and the text to stand there."""
 

@@ -7,11 +7,11 @@ could reach either, and leaves neither a loop nor a function; and if what it ass
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.blur import flow_in, is_kept, plain
 from precisionlint.source.evaluate import evaluate
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
     from precisionlint.source.project import ProjectModule
 
-TOUCHES = re.compile(
+TOUCHES = regex(
     r"grad|norm\b|scale|DataParallel|compile|wrap|[a-z]_\(|\.data\b|\bema|averag|isinstance\((?s:.*)\.float\(\)"
 )
 """What else a branch may not hold, besides the words that make a function matter."""

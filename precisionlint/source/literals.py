@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import re
 
+from precisionlint.patterns import regex
+
 LONG = 500_000
 """Bytes of a file from which on it is worth looking for such tables."""
 TABLE = 4096
 """Bytes of a table worth to be left out."""
 FIRST = 16
 """So many numbers of a row are kept."""
-NUMBERS = re.compile(rb"[\d\s.,eE+\-_]{%d,}" % TABLE)
-NESTED = re.compile(rb"[\d\s.,eE+\-_\[\]()]{%d,}" % TABLE)
-BRACKET = re.compile(rb"[\[(]|[\])](?:\s*,)?")
+NUMBERS = regex(rb"[\d\s.,eE+\-_]{%d,}" % TABLE)
+NESTED = regex(rb"[\d\s.,eE+\-_\[\]()]{%d,}" % TABLE)
+BRACKET = regex(rb"[\[(]|[\])](?:\s*,)?")
 BLANK = bytes(each if each in b"\r\n" else ord(" ") for each in range(256))
 
 

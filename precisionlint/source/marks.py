@@ -6,8 +6,9 @@ and most texts hold none.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+
+from precisionlint.patterns import regex
 
 
 class Marks:
@@ -16,7 +17,7 @@ class Marks:
 
     def __init__(self, *plain: str, patterns: dict[str, str] | None = None) -> None:
         self.plain = plain
-        self.patterns = tuple((word, re.compile(pattern)) for word, pattern in (patterns or {}).items())
+        self.patterns = tuple((word, regex(pattern)) for word, pattern in (patterns or {}).items())
 
     def found(self, text: str, start: int = 0, end: int | None = None) -> bool:
         """Whether a text, or the part of it from ``start`` to before ``end``, holds one of them."""

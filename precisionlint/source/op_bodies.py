@@ -5,55 +5,57 @@ from __future__ import annotations
 import ast
 import re
 
-SENSITIVE = re.compile(
+from precisionlint.patterns import regex
+
+SENSITIVE = regex(
     r"@|matmul|mm\(|einsum|linear|conv|softmax|\bexp\(|\blog\(|\.pow\(|\*\*|\bsum\(|mean\(|norm|rsqrt|\[grid|\[\(|kernel|_cuda\b|triton"
 )
 """What a body must hold for its dtypes to matter: products, sums, exponentials, launches."""
 
-CASTS = re.compile(
+CASTS = regex(
     r"\.(?:float|half|bfloat16|double)\(\)|\.to\((?:dtype=)?(?:torch|tl)\.|\.type\(|dtype=torch\.float32|autocast|\.to\(\w*(?:type|dtype)\)"
 )
 """How a body brings its inputs to one dtype by itself."""
 
-ALIGNS = re.compile(r"\.to\([\w.]+\.dtype\b|\btype_as\(|\.dtype [!=]= (?!torch\.)|\b(?:assert|if) [^\n]*\.dtype [!=]= ")
+ALIGNS = regex(r"\.to\([\w.]+\.dtype\b|\btype_as\(|\.dtype [!=]= (?!torch\.)|\b(?:assert|if) [^\n]*\.dtype [!=]= ")
 """How a body brings one input to the dtype of another, or asks for them to agree."""
 
-MULTIPLIES = re.compile(r" @ |\bmatmul\(|(?:\b|_)(?:add|badd)?b?mm\(|\beinsum\(|\blinear\(|\bconv(?!ert)\w*\(")
+MULTIPLIES = regex(r" @ |\bmatmul\(|(?:\b|_)(?:add|badd)?b?mm\(|\beinsum\(|\blinear\(|\bconv(?!ert)\w*\(")
 """What autocast casts; a kernel of the project's own that is called so, it leaves alone."""
-ASSIGNED = re.compile(r"= [\w.]+(?:\.to\([\w.]+\.dtype\b|\.type_as\()|\b(?:assert|if) [^\n]*\.dtype\b")
+ASSIGNED = regex(r"= [\w.]+(?:\.to\([\w.]+\.dtype\b|\.type_as\()|\b(?:assert|if) [^\n]*\.dtype\b")
 """That it keeps what it aligned, or asks for agreement."""
-LAUNCHES = re.compile(
+LAUNCHES = regex(
     r"\[grid|\w\[\(|kernel(?!_?(?:size|width|shape))|(?<!\bis)_cuda(?:_\w+)?\b[.(]|triton|_ext\.|\b_C\.|kernels\."
 )
-EXTENSIONS = re.compile(
+EXTENSIONS = regex(
     r"_ext\b|\bext_module\.|\b_C\.|(?:\b|_)backend\.\w+\(|\bMSDA\.|torch\.ops\.\w+\.|\bgmm\(|\bwp\.launch\("
 )
 """Compiled code of a program's own, by the names that such modules are imported as."""
-PRODUCT = re.compile(r"matmul|gemm|(?:^|_)b?mm(?:_|$)|linear|attention|attn|conv\d?d?(?:_|$)", re.I)
+PRODUCT = regex(r"matmul|gemm|(?:^|_)b?mm(?:_|$)|linear|attention|attn|conv\d?d?(?:_|$)", re.I)
 """What an op is called that multiplies."""
-KERNELS = re.compile(r"(?:^|[._])(?:triton|kernels?|cuda|csrc|C|ext)(?:[._]|$)|_(?:cuda|ext|kernels?|ops)(?:\.|$)")
+KERNELS = regex(r"(?:^|[._])(?:triton|kernels?|cuda|csrc|C|ext)(?:[._]|$)|_(?:cuda|ext|kernels?|ops)(?:\.|$)")
 """What a module of kernels is called."""
-RETURNS = re.compile(
+RETURNS = regex(
     r"\b(\w+) = \w+\.dtype\b(?s:.*)\.to\((?:dtype=)?\1\)"
     r"|\b(\w+) = torch\.(?:empty|zeros)\([^=]*=[^=]*dtype=torch\.float32\)(?s:.*)\b\2\.to\(\w+\.dtype\)"
 )
 """How a body that computes in another dtype gives its result that of an input."""
-WEIGHTS = re.compile(r"(?!attn|attention)(?:\w*_)?(?:weights?|bias(?:es)?|gamma|w\d?|W\d?)|D?W\d?")
+WEIGHTS = regex(r"(?!attn|attention)(?:\w*_)?(?:weights?|bias(?:es)?|gamma|w\d?|W\d?)|D?W\d?")
 """Parameters by their name: what is kept in fp32 where the activations beside it come in half."""
-QUANTISED = re.compile(r"scales?(?:_|$)|absmax|quant|zero_?points?")
+QUANTISED = regex(r"scales?(?:_|$)|absmax|quant|zero_?points?")
 """Parameters by their name that only weights in few bits bring along."""
-COUNTS = re.compile(
+COUNTS = regex(
     r"ind(?:ex|ices)|idx|_?ids?$|len|ptr|mask|offset|size|seed|num|count|rows|cols|map|order|group|target|label|shape|coord?s|shift|voxel"
 )
 """Inputs that are integers, by their name."""
-MADE = re.compile(
+MADE = regex(
     r"\b(?:new_)?(?:empty|zeros|ones|full)(?:_like)?\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\.to\((?:torch|tl)\.u?(?:int|long|bool)\w*\)"
 )
 """A tensor that is made, and a cast to integers: their dtypes say nothing of the inputs'."""
-LOADED = re.compile(r"\btl\.load\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)(\.to\()?")
+LOADED = regex(r"\btl\.load\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)(\.to\()?")
 
 
-COMPLEX = re.compile(r"\b(?:i?r?|i?h)fft[n2]?\(|\bview_as_complex\(")
+COMPLEX = regex(r"\b(?:i?r?|i?h)fft[n2]?\(|\bview_as_complex\(")
 
 
 def is_complex(body: str) -> bool:

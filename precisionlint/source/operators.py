@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from precisionlint.patterns import regex
 from precisionlint.source.blur import is_kept
 from precisionlint.source.objects import is_container
 from precisionlint.source.state import NOTHING, State, decide
@@ -130,7 +130,7 @@ def scaled_flow(op: str, left: Flow, right: Flow) -> Flow:
     return join(left, right)
 
 
-CLASS_NAME = re.compile(r"_*[A-Z]\w*[a-z]\w*$")
+CLASS_NAME = regex(r"_*[A-Z]\w*[a-z]\w*$")
 
 
 def is_made(sym: Sym) -> bool:

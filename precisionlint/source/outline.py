@@ -6,18 +6,18 @@ A function matters if its text, or that of what it names, holds a mark of a prec
 from __future__ import annotations
 
 import ast
-import re
 from bisect import bisect
 from collections.abc import Iterable
 from itertools import accumulate
 
 from msgspec import Struct
 
+from precisionlint.patterns import regex
 from precisionlint.source.marks import GUARDED, MARKS, Marks
 from precisionlint.source.parsing import BLOCKS, DEFINITIONS, lines_spanned, statements, walk, words_in
 
-CLASS_OF_OTHERS = re.compile(r"\.([A-Z]\w*)")
-CLASS = re.compile(r"(?<![\w.])[A-Z]\w*")
+CLASS_OF_OTHERS = regex(r"\.([A-Z]\w*)")
+CLASS = regex(r"(?<![\w.])[A-Z]\w*")
 
 
 def named_in(text: str, start: int = 0, end: int | None = None) -> frozenset[str]:

@@ -10,12 +10,13 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
+from precisionlint.patterns import regex
 from precisionlint.source.literals import thinned
 
 FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = FunctionDef | ast.ClassDef
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-CODING = re.compile(rb"(?:[ \t\f]*(?:#.*)?(?:\r\n?|\n))?[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
+CODING = regex(rb"(?:[ \t\f]*(?:#.*)?(?:\r\n?|\n))?[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 """PEP 263: the encoding that one of the first two lines declares."""
 
 
@@ -52,13 +53,13 @@ def parse(data: bytes) -> ast.Module:
 
 
 NEWER = (
-    ((3, 11), "except* needs Python 3.11", re.compile(r"\s*except\s*\*")),
-    ((3, 12), "the type statement needs Python 3.12", re.compile(r"\s*type\s+\w+\s*(?:\[.*\]\s*)?=")),
-    ((3, 12), "type parameters need Python 3.12", re.compile(r"\s*(?:(?:async\s+)?def|class)\s+\w+\s*\[")),
-    ((3, 14), "a t-string needs Python 3.14", re.compile(r".*\b(?:[tT][rR]?|[rR][tT])[\"']")),
+    ((3, 11), "except* needs Python 3.11", regex(r"\s*except\s*\*")),
+    ((3, 12), "the type statement needs Python 3.12", regex(r"\s*type\s+\w+\s*(?:\[.*\]\s*)?=")),
+    ((3, 12), "type parameters need Python 3.12", regex(r"\s*(?:(?:async\s+)?def|class)\s+\w+\s*\[")),
+    ((3, 14), "a t-string needs Python 3.14", regex(r".*\b(?:[tT][rR]?|[rR][tT])[\"']")),
 )
 """Since which Python a line with a syntax error is none: what is new there, and how such a line looks."""
-IN_F_STRING = re.compile(r"f-string|unexpected character after line continuation")
+IN_F_STRING = regex(r"f-string|unexpected character after line continuation")
 """What Python before 3.12 says of f-strings that hold the quotes around them, backslashes or comments, and of others that are wrong."""
 
 
@@ -159,7 +160,7 @@ def walk(node: ast.AST) -> list[ast.AST]:
     return found
 
 
-WORD = re.compile(r"[^\W\d]\w*")
+WORD = regex(r"[^\W\d]\w*")
 APART = bytes(code if chr(code).isalnum() or chr(code) == "_" else ord(" ") for code in range(128)) + bytes(128)
 """A table for ``bytes.translate``, by which what is in no word of ASCII becomes a space."""
 
@@ -171,8 +172,8 @@ def words_in(text: str) -> frozenset[str]:
 
 REMARK = r"^[ \t]*#[^\n]*$|(?<=\s)#[^\"'\n]*$"
 """A comment to the end of its line; one behind code that holds quotes may be a part of a string."""
-COMMENT = re.compile(REMARK)
-STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'")
+COMMENT = regex(REMARK)
+STRING = regex(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'")
 """A string within a line; of one over several lines, what stands between two quotes."""
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.apis import table
 from precisionlint.source.lower import lower_body, lower_module
@@ -37,20 +38,20 @@ from precisionlint.source.screen import own_words
 from precisionlint.source.uses import models_used, scalers_used, scales_compared
 from precisionlint.subjects import File
 
-IMPORTED = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)*))", re.M)
+IMPORTED = regex(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)*))", re.M)
 
 FILE_WORDS = (
     b"GradScaler", b"scaler", b"unscale_", b"autocast", b"clip_grad", b"backward(", b"zero_grad", b"bfloat16", b"float16", b".half(",
     b"optim.", b"Adam", b"SGD(", b"custom_op", b"Function)", b".grad", b"loss_scale", b"FullyShardedDataParallel", b"triton",
     b"torch.save", b"state_dict", b"from_pretrained", b"requires_grad", b"fully_shard", b"Accelerator(", b"set_default_dtype",
 )  # fmt: skip
-EVALUATION = re.compile(
+EVALUATION = regex(
     r"(?:^|_)(?:eval|evaluate|evaluation|validate|validation|valid|test|infer|inference|predict|generate|sample)(?:_|$)"
 )
-NO_GRAD = re.compile(r"\s*@[\w.]*(?:no_grad|inference_mode)")
-TRAINS = re.compile(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_grad|optim", re.I)
-WEIGHTS = re.compile(r"parameters\(|state_dict\(")
-LEFT_HALF = re.compile(
+NO_GRAD = regex(r"\s*@[\w.]*(?:no_grad|inference_mode)")
+TRAINS = regex(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_grad|optim", re.I)
+WEIGHTS = regex(r"parameters\(|state_dict\(")
+LEFT_HALF = regex(
     r"^[ \t]*(?:([\w.]*(?:[Mm]odel|[Nn]et))[ \t]*=[ \t]*\1|[\w.]+)(?:\.\w+\([^()\n]*\))*"
     r"\.(?:half\(\)|bfloat16\(\)|to\([^()\n]*(?:float16|half|dtype)[^()\n]*\))",
     re.M,
@@ -69,7 +70,7 @@ KEPT = 40
 """How many parsed files a project keeps between two programs: memory against parsing again."""
 
 BUILDING = Marks("requires_grad", ".half(", "float16", "caler", "optim", "autocast", "default_dtype", ".backward(")
-DEFINED = re.compile(r"(?:async[\s\\]+)?(?:def|class)[\s\\]+(\w+)")
+DEFINED = regex(r"(?:async[\s\\]+)?(?:def|class)[\s\\]+(\w+)")
 OWN_OPS = Marks("custom_op", "autograd.Function", "triton", "torch.ops.", "autocast")
 
 LONGEST = 400_000

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from precisionlint.checks import Evidence, Hit, Judge
 from precisionlint.checks.base import FROZEN, meets
 from precisionlint.events import Closed, Opened
+from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.effects.checkpoints import returned
 from precisionlint.source.hanging import hangs_on
@@ -31,46 +32,42 @@ from precisionlint.source.values import FALSE, PLAIN, TRUE, Class, Const, Func, 
 Ways = list[dict[Sym, Fact]]
 """What each of some paths had decided."""
 
-PRODUCTS = re.compile(
+PRODUCTS = regex(
     r"[Ll]inear\(|Attention|Transformer|transformers|from_pretrained|[\w)\]] @ [\w(]"
     r"|(?:matmul|bmm|\bmm|addmm|einsum|tensordot|dot_product_attention)\("
 )
 """What makes matrix products, or may: TF32 for them is off at first, for convolutions it is on."""
-MODELS = re.compile(
-    r"(?:^|[._])(?:models?|modell?ing|nets?|networks?|archs?|architectures?|backbones?)(?:$|[._])", re.I
-)
+MODELS = regex(r"(?:^|[._])(?:models?|modell?ing|nets?|networks?|archs?|architectures?|backbones?)(?:$|[._])", re.I)
 """What a file of models is called."""
-LAYERS = re.compile(r"\bnn\.(?:Module\b|Conv|Sequential|\w*Norm)|torchvision|\bModule\)")
+LAYERS = regex(r"\bnn\.(?:Module\b|Conv|Sequential|\w*Norm)|torchvision|\bModule\)")
 """What a file holds that makes its own model, or takes one that is known to be of convolutions."""
-CUDA = re.compile(r"\.cuda\b|[\"']cuda|torch\.cuda\.")
-HALF = re.compile(r"autocast|bfloat16|float16|[bf][pf]?16\b|\.half\(|\bamp\b|deepspeed|[Aa]ccelerat|lightning")
-BENCHMARK = re.compile(r"(?:^|\.)cudnn\.benchmark$")
+CUDA = regex(r"\.cuda\b|[\"']cuda|torch\.cuda\.")
+HALF = regex(r"autocast|bfloat16|float16|[bf][pf]?16\b|\.half\(|\bamp\b|deepspeed|[Aa]ccelerat|lightning")
+BENCHMARK = regex(r"(?:^|\.)cudnn\.benchmark$")
 ROOT_STATES = 4
 """From how many of the states that a file's top level (or a class's __init__) leaves its other roots start."""
 STAGES = "_per_optimizer_states"
-SET_BY_HAND = re.compile(r"scaler\w*\.update\(\s*\w")
+SET_BY_HAND = regex(r"scaler\w*\.update\(\s*\w")
 """A scale that is given to a scaler: on a path, maybe, that was left out."""
 STAGED = frozenset({"double-unscale", "missing-scaler-update", "clip-before-unscale", "scaled-gradients-read"})
 STEPPING = frozenset({"backward", "step", "optimizer_step", "manual_backward"})
 """A method whose text holds one of these words trains; the others prepare."""
-STATE = re.compile(
-    r"^(?:state_dict|(?:get|save)_(?:\w+_)?state(?:_dict)?|(?:checkpoint|training|trainer)_state(?:_dict)?)$"
-)
+STATE = regex(r"^(?:state_dict|(?:get|save)_(?:\w+_)?state(?:_dict)?|(?:checkpoint|training|trainer)_state(?:_dict)?)$")
 """What a method is called that gives its object's state."""
-STEPS = re.compile(rf"\.(?:{'|'.join(sorted(STEPPING))})\(")
+STEPS = regex(rf"\.(?:{'|'.join(sorted(STEPPING))})\(")
 """What a method calls that steps by itself, and does not only speak of it."""
 
 
-SETTINGS = re.compile(
+SETTINGS = regex(
     r"_*(?:args?|cfgs?|config(?:s|uration)?|conf|hps?|hparams?|opts?|options?|params?|settings?|flags?)", re.I
 )
 """What a program's settings are called where a method is handed them."""
-BEGINS = re.compile(r"backward\(")
-FINISHES = re.compile(r"step|update", re.I)
+BEGINS = regex(r"backward\(")
+FINISHES = regex(r"step|update", re.I)
 """What a method holds that may end an iteration: a step of its own, or one behind a name that says so."""
-CLIPS = re.compile(r"clip_grad_(?:norm|value)_?\(")
-UNSCALES = re.compile(r"unscale\w*\(|get_scale\(")
-UPDATES = re.compile(r"scal\w*\.update\(|update\w*scal", re.I)
+CLIPS = regex(r"clip_grad_(?:norm|value)_?\(")
+UNSCALES = regex(r"unscale\w*\(|get_scale\(")
+UPDATES = regex(r"scal\w*\.update\(|update\w*scal", re.I)
 """How a scaler is told that an iteration is over."""
 
 

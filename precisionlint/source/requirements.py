@@ -15,6 +15,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from precisionlint.patterns import regex
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -25,18 +27,18 @@ Version = tuple[float, ...]
 
 LINES = ("requirements*.txt", "requirements/*.txt", "environment*.yml", "environment*.yaml", "setup.py", "setup.cfg")
 LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock", "pixi.lock", "conda-lock.yml")
-REQUIREMENT = re.compile(
+REQUIREMENT = regex(
     r"""^[ \t]*(?:-[ \t]+)?["']?(?:[\w.-]+::)?(?:py)?torch[ \t]*(?:\[[^\]]*\])?[ \t]*\(?(?P<bounds>[<>=!~][^"'\n#;)]*)?["'\s;#)]*(?:[;#].*)?$"""
     r"""|["'](?:py)?torch[ \t]*(?:\[[^\]]*\])?[ \t]*\(?(?P<quoted>[<>=!~][^"'\n#;)]*)""",
     re.M,
 )
 """A requirement on a line of its own, as pip and conda have it, or in quotes with bounds, as in a setup.py."""
-NAMED = re.compile(r"torch[ \t]*(?:\[[^\]]*\])?[ \t]*\(?(?P<bounds>[<>=!~][^;)]*)?[ \t]*\)?[ \t]*(?:;.*)?$")
-LOCKED = re.compile(
+NAMED = regex(r"torch[ \t]*(?:\[[^\]]*\])?[ \t]*\(?(?P<bounds>[<>=!~][^;)]*)?[ \t]*\)?[ \t]*(?:;.*)?$")
+LOCKED = regex(
     r"""name = "torch"\s+version = "([^"]+)"|"torch": \{[^{}]*?"version": "==([^"]+)"|/pytorch-(\d[\w.]*)-|/torch-(\d[\w.]*)[+%-]"""
 )
-BOUND = re.compile(r"(?:^|(?<=[\s,]))(===|==|>=|<=|~=|!=|[<>=~^])?\s*v?(\d+(?:\.\d+)*)(\.\*)?")
-PYTHON = re.compile(r"""python_requires\s*=\s*["']?([^"'\n]+)""")
+BOUND = regex(r"(?:^|(?<=[\s,]))(===|==|>=|<=|~=|!=|[<>=~^])?\s*v?(\d+(?:\.\d+)*)(\.\*)?")
+PYTHON = regex(r"""python_requires\s*=\s*["']?([^"'\n]+)""")
 
 FIRST: dict[Version, Version] = {(3, 11): (1, 13), (3, 12): (2, 2), (3, 13): (2, 5), (3, 14): (2, 9)}
 LAST: dict[Version, Version] = {(3, 6): (1, 10, 2), (3, 7): (1, 13, 1), (3, 8): (2, 4, 1), (3, 9): (2, 8)}

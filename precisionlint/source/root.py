@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from precisionlint.patterns import regex
+
 
 def python_files(root: Path) -> Iterator[Path]:
     """The Python files below a folder, hidden folders left out, and pipes and the like, which may never end."""
@@ -21,15 +23,15 @@ def python_files(root: Path) -> Iterator[Path]:
                 yield Path(path)
 
 
-PRECISION = re.compile(rb"allow_tf32|float32_matmul_precision|fp32_precision")
+PRECISION = regex(rb"allow_tf32|float32_matmul_precision|fp32_precision")
 PRECISION_FILES = 5_000
 """How many files of a project are searched for a setting of the matmul precision."""
 
-IMPORTED = re.compile(
+IMPORTED = regex(
     rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]*(?:\(([^)]*)\)|([^\n#;]*))|import[ \t]+([\w., \t]+))", re.M
 )
 """An import: the module that names are taken from, these names in brackets or not, or the modules imported as a whole."""
-DEFINED = re.compile(rb"^(?:class|def)[ \t]+(\w+)", re.M)
+DEFINED = regex(rb"^(?:class|def)[ \t]+(\w+)", re.M)
 """What a file defines at its top level."""
 
 ROOT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")

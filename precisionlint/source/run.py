@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from msgspec.structs import replace
 from precisionlint import catalogue, documents
 from precisionlint.checks import Hit, Judge, all_rules
 from precisionlint.findings import Edit, FileError, Finding, Fix, GaveUp, Place, Spot, Step, best
+from precisionlint.patterns import regex
 from precisionlint.source.callers import NOTHING, Callers, Shown, shown
 from precisionlint.source.flow import callers as flow_callers
 from precisionlint.source.flow.evidence import Evidence
@@ -35,11 +35,11 @@ from precisionlint.valueflow import Defined, Shows
 if TYPE_CHECKING:
     from precisionlint.reader import Totals
 
-CONFIGURATION = re.compile(
+CONFIGURATION = regex(
     r"(?:not )?[\w.\[\]'\"]+(?:\.get\(['\"][\w.-]+['\"]\))?(?: (?:==|!=|is|is not|in|not in|<|<=|>|>=) [\w.'\"\[\]-]+)?$"
 )
 """A branch that a reader would call a configuration: a name, or a name held against a name or constant."""
-PASSING = re.compile(
+PASSING = regex(
     r"__name__|\b(?:global_|cur_|train_)?(?:steps?|epochs?|i|j|k|n|p|idx|index|it|iters?|iteration|i_iter|batch_idx|batch|grad|ndim|rank|name|param)\b"
 )
 """What changes while a program runs is none."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Set
 from itertools import combinations
 from typing import Any
 
+from precisionlint.patterns import regex
 from precisionlint.source.blur import is_asked, is_kept
 from precisionlint.source.state import State
 from precisionlint.source.values import External
@@ -14,9 +15,9 @@ from precisionlint.source.values import External
 TRAITS = 4
 """How many differences between the paths are looked at, two by two."""
 
-HALF = re.compile(r"(?<!b)(?:fp|float)_?16|\bhalf\b|\b16\b", re.I)
+HALF = regex(r"(?<!b)(?:fp|float)_?16|\bhalf\b|\b16\b", re.I)
 """What a constant holds that asks for float16."""
-SWITCH = re.compile(r"scaler|amp\b|amp_|fp16|float16|half\b|mixed|autocast", re.I)
+SWITCH = regex(r"scaler|amp\b|amp_|fp16|float16|half\b|mixed|autocast", re.I)
 """What the words for a switch hold that turns it on."""
 
 

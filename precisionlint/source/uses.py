@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import re
 
+from precisionlint.patterns import regex
 from precisionlint.source.parsing import DEFINITIONS, walk
 
-SCALER_USE = re.compile(r"\.unscale_\(|\.scale\([^\n]*\)\.backward\(")
-MODEL_USE = re.compile(r"\.(?:named_parameters|parameters|train|eval|load_state_dict)\(")
-CAST_IN_PLACE = re.compile(r"\.(?:float|half|bfloat16)\(\)[ \t]*$", re.M)
+SCALER_USE = regex(r"\.unscale_\(|\.scale\([^\n]*\)\.backward\(")
+MODEL_USE = regex(r"\.(?:named_parameters|parameters|train|eval|load_state_dict)\(")
+CAST_IN_PLACE = regex(r"\.(?:float|half|bfloat16)\(\)[ \t]*$", re.M)
 """What ends a statement that only casts: done for its effect, that is done to a module."""
-LAST_WORD = re.compile(r"\w+\Z")
+LAST_WORD = regex(r"\w+\Z")
 LONGEST_NAME = 100
 
 

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from precisionlint import documents
 from precisionlint.findings import Place
+from precisionlint.patterns import regex
 from precisionlint.source import parsing
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 Node = TypeVar("Node", bound=ast.AST)
-REMARKS = re.compile(r'"{3}.*?"{3}' + r"|'{3}.*?'{3}|#[^\n]*", re.S)
+REMARKS = regex(r'"{3}.*?"{3}' + r"|'{3}.*?'{3}|#[^\n]*", re.S)
 
 
 class Subject(Struct, frozen=True):

@@ -11,24 +11,25 @@ import re
 from collections.abc import Iterator
 
 from precisionlint.facts import SLOW, Average
+from precisionlint.patterns import regex
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
 from precisionlint.subjects.optimizers import COUNTS
 
-WEIGHTS = re.compile(r"parameters\(|state_dict\(|param(?:eter)?s?\b")
-NAMED = re.compile(r"ema|averag|shadow|teacher|target|momentum|polyak|decay", re.I)
-AWARE = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.dtype|dtype\s*=|kahan|stochastic|codebook|cluster")
+WEIGHTS = regex(r"parameters\(|state_dict\(|param(?:eter)?s?\b")
+NAMED = regex(r"ema|averag|shadow|teacher|target|momentum|polyak|decay", re.I)
+AWARE = regex(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.dtype|dtype\s*=|kahan|stochastic|codebook|cluster")
 """What says that dtypes were thought of, or that it is a codebook's affair."""
-STEPPING = re.compile(r"\bgrads?\b|\bexp_avg|Optimizer|momentum_buf")
+STEPPING = regex(r"\bgrads?\b|\bexp_avg|Optimizer|momentum_buf")
 """What an optimizer has; one that is called an average holds an average of weights all the same."""
-HOLDS = re.compile(r"(?:^|_)ema(?:_|$)|^ema|averaged?_model|shadow_model", re.I)
+HOLDS = regex(r"(?:^|_)ema(?:_|$)|^ema|averaged?_model|shadow_model", re.I)
 """What a model is called that holds an average of weights; a class of them ends or begins so."""
-MAKES = re.compile(r"^EMA|EMA(?:Model)?$|^ExponentialMovingAverage")
-CAST = re.compile(r"dtype|precision")
-STEPS = re.compile(
+MAKES = regex(r"^EMA|EMA(?:Model)?$|^ExponentialMovingAverage")
+CAST = regex(r"dtype|precision")
+STEPS = regex(
     r"\.backward\(|\bupdate_ema\(|\w*ema\w*\.(?:step|update)\(|\bema_(?:update|decay|beta|rate|iters|start_iters)\b"
 )
-ASIDE = re.compile(r"valid|infer|sampl|save|export|eval|log_|convert|test", re.I)
+ASIDE = regex(r"valid|infer|sampl|save|export|eval|log_|convert|test", re.I)
 """Functions that look at an average, or write it, in a dtype of their own."""
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from precisionlint.findings import Place
+from precisionlint.patterns import regex
 from precisionlint.source.parsing import walk
 
 COMPUTING = frozenset(
@@ -30,16 +31,16 @@ MOVING = frozenset(
     }
 )  # fmt: skip
 """Functions of torch that hand numbers on as they are."""
-MOVES = re.compile(
+MOVES = regex(
     r"gather|scatter|copy|clone|permut|transpos|pack|load|sav(?:e|ing)|cache|index|select|slic|pad|order|shuffle|sort|top_?k|dispatch|"
     r"to_?all|a2a|send|recv|broadcast|(?:con)?cat(?:_|$)|stack|split|chunk|quant|cast|convert|repeat|roll|flip|mask|fill|round|restor|view|swap|move|"
     r"merge|state|sync|wait|put|get|norm(?:alize)?_action",
     re.I,
 )
 """What a function is called that may do no more than that."""
-REFERENCE = re.compile(r"(?:^|_)(?:ref(?:erence)?|torch|eager|naive|golden|native|pytorch)(?:_|$)", re.I)
+REFERENCE = regex(r"(?:^|_)(?:ref(?:erence)?|torch|eager|naive|golden|native|pytorch)(?:_|$)", re.I)
 """What a function is called that computes what another is held to."""
-EXPECTED = re.compile(
+EXPECTED = regex(
     r"(?:^|_)(?:ref(?:erence)?|expect(?:ed|ation)?|exp|gold(?:en)?|gt|truth|baseline|orig(?:inal)?|vanilla|unfused|eager|naive|torch|pt)\d*(?:_|$)",
     re.I,
 )
@@ -48,7 +49,7 @@ EXPECTED = re.compile(
 
 GRADIENT = "backward"
 """What makes the gradient of a tensor, whatever was computed from it."""
-MODEL = re.compile(r"model|module|layer|net|block|encoder", re.I)
+MODEL = regex(r"model|module|layer|net|block|encoder", re.I)
 """What is called so, two things that were made of it wrap."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from precisionlint.patterns import regex
 from precisionlint.recipes import Recipe
 from precisionlint.subjects import File, deepspeed, finetuning, lightning_cli, megatron
 from precisionlint.subjects.tree import documents, tables
@@ -24,7 +25,7 @@ FRAMEWORKS = (
     finetuning.reduction,
 )
 
-UNTRAINED = re.compile(r"(?:^|_)(?:teacher|ema)(?:_|$)", re.I)
+UNTRAINED = regex(r"(?:^|_)(?:teacher|ema)(?:_|$)", re.I)
 """What a table lies under that speaks of a model which gets no gradients."""
 
 

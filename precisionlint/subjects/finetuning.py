@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import re
 
+from precisionlint.patterns import regex
 from precisionlint.recipes import Recipe, Setting
 from precisionlint.subjects.tree import Table, tables
 
-ADAPTER = re.compile(r"(?:^|[._])(?:q?lora|dora)(?:$|[._])")
-PLAIN = re.compile(
+ADAPTER = regex(r"(?:^|[._])(?:q?lora|dora)(?:$|[._])")
+PLAIN = regex(
     r"(?:torch\.optim|bitsandbytes\.optim|torchao\.optim|torchao\.prototype\.low_bit_optim)\.|(?:paged_)?(?:adamw|lion|ademamix)(?:_|$)|sgd$|adafactor$"
 )
 """Optimizers that are known to add an update to the weights as they are. Others may have masters or make up for the rounding."""
@@ -29,9 +30,9 @@ OPTIMIZERS = tuple(
     for above in ("optimizer.", "model.optimizer.", "model.init_args.optimizer.", "model.optim.")
     for key in ("class_path", "_target_")
 )
-ADAPTERS = re.compile(r"lora|peft|quantize|(?<!modality_)(?<!vision_)(?<!audio_)(?<!speech_)adapter", re.IGNORECASE)
+ADAPTERS = regex(r"lora|peft|quantize|(?<!modality_)(?<!vision_)(?<!audio_)(?<!speech_)adapter", re.IGNORECASE)
 """A key that says so where what is trained stands beside the weights; what joins two modalities is a part of the model."""
-FROZEN = re.compile(r"freeze|frozen", re.IGNORECASE)
+FROZEN = regex(r"freeze|frozen", re.IGNORECASE)
 """A key that says so where only a part of the weights is trained, which part the file leaves open."""
 
 
@@ -102,9 +103,9 @@ def axolotl(table: Table) -> Recipe | None:
     )
 
 
-LOADS = re.compile(r"\.from_(?:pretrained|config)$")
+LOADS = regex(r"\.from_(?:pretrained|config)$")
 """What a recipe instantiates that takes ``torch_dtype`` for the dtype of its weights."""
-MASTERS = re.compile(r"megatron|deepspeed", re.IGNORECASE)
+MASTERS = regex(r"megatron|deepspeed", re.IGNORECASE)
 """How weights are distributed by engines with fp32 masters of their own."""
 
 
@@ -132,7 +133,7 @@ def instantiated(table: Table) -> Recipe | None:
     )
 
 
-SHARDS = re.compile(r"^(?:dp|tp)_(?:size|shard|replicate)|fsdp|shard|cast_forward_inputs|buffer_dtype|output_dtype")
+SHARDS = regex(r"^(?:dp|tp)_(?:size|shard|replicate)|fsdp|shard|cast_forward_inputs|buffer_dtype|output_dtype")
 """What stands beside ``reduce_dtype`` where it is FSDP's."""
 
 

@@ -10,17 +10,16 @@ import re
 from collections.abc import Iterator
 
 from precisionlint.facts import GradientSum
+from precisionlint.patterns import regex
 from precisionlint.source.flow.words import TEST_PATH
 from precisionlint.subjects import File
 from precisionlint.subjects.names import last_name
 
-ACCUMULATOR = re.compile(r"^Grad(?:ient)?s?Accum(?:ulator|ulation|ulate)?$")
-KEPT = re.compile(
-    r"(?:accum\w*|acc|sum\w*|total)_*grads?|grads?(?:ient)?s?_*(?:accum\w*|acc|sums?|buf(?:fer)?s?)", re.I
-)
+ACCUMULATOR = regex(r"^Grad(?:ient)?s?Accum(?:ulator|ulation|ulate)?$")
+KEPT = regex(r"(?:accum\w*|acc|sum\w*|total)_*grads?|grads?(?:ient)?s?_*(?:accum\w*|acc|sums?|buf(?:fer)?s?)", re.I)
 """What sums of gradients are called."""
-COUNTED = re.compile(r"step|iter|count|norm|num|sq")
-AWARE = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\bdtype\b|kahan|stochastic")
+COUNTED = regex(r"step|iter|count|norm|num|sq")
+AWARE = regex(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\bdtype\b|kahan|stochastic")
 SAME = ("data", "detach", "clone", "contiguous", "cpu", "cuda", "flatten")
 
 

@@ -14,32 +14,33 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from precisionlint.facts import HalfModel
+from precisionlint.patterns import regex
 from precisionlint.recipes import HALVES
 from precisionlint.source.flow.words import TEST_PATH
 from precisionlint.source.parsing import DEFINITIONS, walk
 from precisionlint.subjects import File
 from precisionlint.subjects.names import last_name, spelled
 
-OPTIMIZER = re.compile(
+OPTIMIZER = regex(
     r"^(?:\w*Adam\w*|SGD|Lion\w*|RMSprop|Adagrad|Adadelta|Adafactor|optim(?:izer)?_(?:cls|class)|opt_(?:cls|class))$"
 )
-MADE_FOR_HALF = re.compile(r"BF16|Bf16|CPU|Half|Distributed")
+MADE_FOR_HALF = regex(r"BF16|Bf16|CPU|Half|Distributed")
 """Optimizers that are made for half weights."""
-MASTERS = re.compile(
+MASTERS = regex(
     r"(?i:master_?(?:param|weight|cop|grad|model)|(?:fp32|float)_?master|masters\b|kahan|stochastic|compensat)|param\w*_fp32|fp32_param"
     r"|FP16_?(?:Optimizer|Module)|(?:amp|deepspeed)\.initialize\(|AnyPrecision|network_to_half"
 )
 """What keeps fp32 copies of half weights, or makes up for their rounding."""
-ASIDE = re.compile(r"valid|infer|sampl|save|export|eval|generat|convert|bench|test|predict|demo", re.I)
+ASIDE = regex(r"valid|infer|sampl|save|export|eval|generat|convert|bench|test|predict|demo", re.I)
 """Functions that train nothing."""
-QUANTISED = re.compile(r"^(?:load_in_\dbit|quantization_config)$")
+QUANTISED = regex(r"^(?:load_in_\dbit|quantization_config)$")
 LOADS = ("from_pretrained", "from_config")
 DTYPES = ("torch_dtype", "dtype")
-WIDE = re.compile(r"float32|\bfloat\(\)|double")
-WRAPS = re.compile(r"^(?:DDP|FSDP|FullyShardedDataParallel|(?:Distributed)?DataParallel\w*|compile)$")
-ADAPTS = re.compile(r"peft|lora|adapter|kbit|freeze|frozen", re.I)
-PARAMETERS = re.compile(r"^(?:named_|trainable_|get_)?param(?:eter)?s(?:_\w+)?$")
-OF_PARAMETERS = re.compile(r"param|group|optim|trainable", re.I)
+WIDE = regex(r"float32|\bfloat\(\)|double")
+WRAPS = regex(r"^(?:DDP|FSDP|FullyShardedDataParallel|(?:Distributed)?DataParallel\w*|compile)$")
+ADAPTS = regex(r"peft|lora|adapter|kbit|freeze|frozen", re.I)
+PARAMETERS = regex(r"^(?:named_|trainable_|get_)?param(?:eter)?s(?:_\w+)?$")
+OF_PARAMETERS = regex(r"param|group|optim|trainable", re.I)
 """What a function is called that chooses the parameters of a model."""
 DEPTH = 3
 

@@ -7,7 +7,6 @@ an unknown function of half tensors is taken to be half (and what depends on tha
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 
 from precisionlint.events import Event
 from precisionlint.facts import HeldTo, ToNumpy
+from precisionlint.patterns import regex
 from precisionlint.recipes import HALVES
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
@@ -41,10 +41,10 @@ KEEPING = frozenset(
     }
 )  # fmt: skip
 """Methods and attributes whose result has the dtype and the precision of the tensor."""
-RESTORES = re.compile(r"load|save(?!d_tensors|_for_backward)|state_dict|checkpoint|copy\(")
+RESTORES = regex(r"load|save(?!d_tensors|_for_backward)|state_dict|checkpoint|copy\(")
 """What a test does whose two results are bitwise equal, whatever they are called."""
-JUDGED = re.compile(r"allclose|assert_close|assertLess|\bnumpy\(|asarray\(|np\.array\(|\bassert\b.*<")
-NAMED = re.compile(r"float16|half")
+JUDGED = regex(r"allclose|assert_close|assertLess|\bnumpy\(|asarray\(|np\.array\(|\bassert\b.*<")
+NAMED = regex(r"float16|half")
 OTHER_DTYPE = ("dtype", "out_dtype", "output_dtype")
 CLOSE = "torch.testing.assert_close"
 CLOSER = ("assert_close", "allclose", "assertEqual")

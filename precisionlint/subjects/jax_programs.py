@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from precisionlint.events import Event
 from precisionlint.facts import HalfParams, HalfSum, RoundedProduct
 from precisionlint.findings import Place
+from precisionlint.patterns import regex
 from precisionlint.recipes import HALVES
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
@@ -41,7 +42,7 @@ CREATORS = {
 NEUTRAL = ("zeros", "zeros_like", "empty", "full", "full_like")
 PRODUCTS = ("einsum", "matmul", "dot", "tensordot", "dot_general", "vdot")
 WIDENING = ("softmax", "log_softmax", "logsumexp", "softmax_cross_entropy", "softmax_cross_entropy_with_integer_labels")
-HALF_NAMED = re.compile(r"bf16|bfloat16|fp16|float16")
+HALF_NAMED = regex(r"bf16|bfloat16|fp16|float16")
 FEW = 4
 """A sum of fewer terms is rounded at most twice."""
 

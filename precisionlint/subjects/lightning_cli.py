@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
+from precisionlint.patterns import regex
 from precisionlint.recipes import Recipe, Setting
 from precisionlint.source.parsing import FunctionDef, walk
 from precisionlint.subjects import File
@@ -13,9 +14,9 @@ from precisionlint.subjects.half_models import MASTERS, is_optimizer
 from precisionlint.subjects.names import argument, last_name
 from precisionlint.subjects.tree import Table, constant
 
-SPARED = re.compile(r"freeze|frozen|requires_grad|lora|peft|adapter", re.I)
+SPARED = regex(r"freeze|frozen|requires_grad|lora|peft|adapter", re.I)
 """What a module's file says that trains a part of the weights."""
-WHOLE = re.compile(r"self(?:\.\w+)*\.parameters\(\)|self(?:\.\w+)*\.named_parameters\(\)")
+WHOLE = regex(r"self(?:\.\w+)*\.parameters\(\)|self(?:\.\w+)*\.named_parameters\(\)")
 """The weights of the module, or of a part of it."""
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from precisionlint.findings import Place
+from precisionlint.patterns import regex
 from precisionlint.recipes import Recipe, Setting
 from precisionlint.subjects import File
 from precisionlint.subjects.tree import Scalar, Table
@@ -17,12 +18,12 @@ from precisionlint.subjects.tree import Scalar, Table
 SUMS = ("--grad-reduce-in-bf16", "--main-grads-dtype", "--megatron-fsdp-main-grads-dtype")
 """Arguments that decide the dtype of summed gradients; the first is a switch."""
 SWITCH = SUMS[0]
-BF16 = re.compile(
+BF16 = regex(
     r"^\s*(?:bf16:\s*true|(?:\w*precision|params_dtype|dtype):\s*[\"']?(?:torch\.)?(?:bf16|bfloat16)\b)", re.I | re.M
 )
-MIXED = re.compile(r"^\s*mixed_precision:|bf16_mixed|bf16-mixed", re.M)
-ARGUMENT = re.compile(r"(?<![\w$-])(--[a-z][\w-]*)(?:[ \t]*[= \t][ \t]*(?!--)([\w.+-]+))?")
-COMMENT = re.compile(r"(?:^|(?<=\s))#.*")
+MIXED = regex(r"^\s*mixed_precision:|bf16_mixed|bf16-mixed", re.M)
+ARGUMENT = regex(r"(?<![\w$-])(--[a-z][\w-]*)(?:[ \t]*[= \t][ \t]*(?!--)([\w.+-]+))?")
+COMMENT = regex(r"(?:^|(?<=\s))#.*")
 
 
 def read(file: File) -> Iterator[Recipe]:

@@ -12,35 +12,36 @@ import re
 from collections.abc import Iterator
 
 from precisionlint.facts import Moment
+from precisionlint.patterns import regex
 from precisionlint.recipes import HALVES
 from precisionlint.source.flow.words import TEST_PATH
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
 from precisionlint.subjects.tree import constant
 
-SECOND = re.compile(
+SECOND = regex(
     r"(?<!max_)(?:exp_avg_(?:sq|var)|square_avg|second_moment|moment_?2)|(?:^|_)variance$|^(?:nu|(?:momentum_)?v|v_?mean)$"
 )
 """What the running average of squared gradients is called."""
-SECOND_NAMED = re.compile(r"exp_avg_(?:sq|var)|square_avg|second_moment|variance")
-FIRST = re.compile(
+SECOND_NAMED = regex(r"exp_avg_(?:sq|var)|square_avg|second_moment|variance")
+FIRST = regex(
     r"^(?:exp_avg|grad_avg|avg_grad|mom(?:entum)?\w*|m|m1|ema|velocity|buf\w*|first_moment)$|(?:^|_)(?:exp_avg|momentum)$"
 )
 """What the running average, or sum, of gradients is called in the state of an optimizer."""
-GRADIENT = re.compile(r"^(?:grads?|g|gradient|d_p|update)$|_grad$|^grad_")
+GRADIENT = regex(r"^(?:grads?|g|gradient|d_p|update)$|_grad$|^grad_")
 MADE = ("zeros_like", "zeros", "empty_like", "empty", "full_like", "full", "new_zeros", "clone")
-CAREFUL = re.compile(r"kahan|compensat|stochastic|master|error_feedback|(?<!grad_)residual|round", re.I)
-UPDATES = re.compile(r"exp_avg|square_avg|second_moment|variance|addcmul_|mul_\(")
+CAREFUL = regex(r"kahan|compensat|stochastic|master|error_feedback|(?<!grad_)residual|round", re.I)
+UPDATES = regex(r"exp_avg|square_avg|second_moment|variance|addcmul_|mul_\(")
 """What only a function holds that averages anything."""
-OF_GRADIENTS = re.compile(r"\.grad\b|\bstate\[|\bgrads?\b")
-COMMENT = re.compile(r"#[^\n]*")
-COUNTS = re.compile(r"torch\.(?:scalar_)?tensor\((?:[^()]|\([^()]*\))*\)(?:\.\w+\([^()]*\))*")
+OF_GRADIENTS = regex(r"\.grad\b|\bstate\[|\bgrads?\b")
+COMMENT = regex(r"#[^\n]*")
+COUNTS = regex(r"torch\.(?:scalar_)?tensor\((?:[^()]|\([^()]*\))*\)(?:\.\w+\([^()]*\))*")
 """A number made a tensor: its dtype is no moment's."""
-WIDE = re.compile(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.to\(\s*dtype\s*=|promote")
+WIDE = regex(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.to\(\s*dtype\s*=|promote")
 
 
-WEIGHT = re.compile(r"^(?:p|w)$|param|weight")
-OF_WEIGHTS = re.compile(r"^(?:p|params?|parameter|w|weight)$|(?:^|_)grads?(?:_chunk)?$|^g$")
+WEIGHT = regex(r"^(?:p|w)$|param|weight")
+OF_WEIGHTS = regex(r"^(?:p|params?|parameter|w|weight)$|(?:^|_)grads?(?:_chunk)?$|^g$")
 """What a weight or its gradient is called."""
 
 

@@ -7,13 +7,13 @@ Each is read where it is written down, a dict with what the same block adds to i
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from copy import deepcopy
 
 from msgspec.structs import replace
 
 from precisionlint.findings import Place
+from precisionlint.patterns import regex
 from precisionlint.recipes import HALVES, UNKNOWN, Recipe, Setting
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File, deepspeed, megatron
@@ -25,24 +25,24 @@ from precisionlint.subjects.tree import Table, constant, joined, of_python, tabl
 POLICIES = ("MixedPrecision", "MixedPrecisionPolicy")
 POLICY = ("param_dtype", "reduce_dtype")
 """The first arguments of either, in their order."""
-SUMS = re.compile(
+SUMS = regex(
     r"(?:\w+_)?grad(?:ient)?s?_(?:comm|reduce|sync|reduction)_(?:data_?)?d?type|communication_data_type|mixed_precision_reduce|all_?reduce_dtype"
 )
 """What frameworks other than FSDP call the dtype in which gradients are summed over ranks."""
-TRIED = re.compile(r"(?:^|/)tests?/|(?:^|/)test_\w+\.py$|_test\.py$")
+TRIED = regex(r"(?:^|/)tests?/|(?:^|/)test_\w+\.py$|_test\.py$")
 """The tests of such a framework, which try each dtype."""
-BF16 = re.compile(r"bf16|bfloat16")
-HALF = re.compile(r"[bf]p?16|float16|half")
+BF16 = regex(r"bf16|bfloat16")
+HALF = regex(r"[bf]p?16|float16|half")
 MEGATRON_CONFIGS = ("DistributedDataParallelConfig", "MegatronMixedPrecision", "MixedPrecisionConfig")
 DDP_CONFIGS = ("DistributedDataParallelConfig", "ddp", "ddp_config")
 """Where Megatron itself reads the dtype of gradients. NeMo's and Megatron-Bridge's mixed precision, where there is one, overrides it."""
-MEGATRON_POLICY = re.compile(r"mixed_precision|MixedPrecision|bf16_mixed|bf16-mixed")
+MEGATRON_POLICY = regex(r"mixed_precision|MixedPrecision|bf16_mixed|bf16-mixed")
 COLLECTIVES = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor", "_allreduce_fut")
-HOOK = re.compile(r"(?:fp16|bf16)_compress_(?:hook|wrapper)|(?:FP16|BF16)_COMPRESS")
-TAKES_HOOKS = re.compile(r"ddp_comm_hooks|register_comm_hook")
-MEGATRON_BF16 = re.compile(r"bf16[_-]mixed|bf16_with_\w+|\bbf16\s*=\s*True|params_dtype\s*=\s*torch\.bfloat16")
-MEGATRON_TRAINS = re.compile(r"OptimizerConfig|OptimizerModule|pretrain|finetune|get_megatron_optimizer")
-INFERENCE = re.compile(r"\bgenerate\b|\binference\b|\bdeploy")
+HOOK = regex(r"(?:fp16|bf16)_compress_(?:hook|wrapper)|(?:FP16|BF16)_COMPRESS")
+TAKES_HOOKS = regex(r"ddp_comm_hooks|register_comm_hook")
+MEGATRON_BF16 = regex(r"bf16[_-]mixed|bf16_with_\w+|\bbf16\s*=\s*True|params_dtype\s*=\s*torch\.bfloat16")
+MEGATRON_TRAINS = regex(r"OptimizerConfig|OptimizerModule|pretrain|finetune|get_megatron_optimizer")
+INFERENCE = regex(r"\bgenerate\b|\binference\b|\bdeploy")
 
 
 def read(file: File) -> Iterator[Recipe]:

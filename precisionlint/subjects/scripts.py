@@ -4,19 +4,19 @@ configuration where the script writes it itself.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from precisionlint.findings import Place
+from precisionlint.patterns import regex
 from precisionlint.recipes import Recipe, Setting
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.subjects import File, deepspeed, megatron
 from precisionlint.subjects.tree import documents, tables
 
-OVERRIDE = re.compile(r"(?<![\w$-])[+]*((?:\w+\.)+(reduce_dtype|main_grads_dtype))=[\"']?(\w+)")
-FILLED = re.compile(r"\$\{[^}\n]*\}")
+OVERRIDE = regex(r"(?<![\w$-])[+]*((?:\w+\.)+(reduce_dtype|main_grads_dtype))=[\"']?(\w+)")
+FILLED = regex(r"\$\{[^}\n]*\}")
 """``${NAME:-default}``: not JSON before the shell has read it; it becomes a plain ``$NAME`` of the same length."""
-HERE = re.compile(r"<<-?[ \t]*([\"']?)(\w+)\1")
+HERE = regex(r"<<-?[ \t]*([\"']?)(\w+)\1")
 
 
 def read(file: File) -> Iterator[Recipe]:

@@ -16,16 +16,17 @@ import yaml
 from msgspec import Struct
 
 from precisionlint.findings import Place
+from precisionlint.patterns import regex
 from precisionlint.recipes import UNKNOWN, Setting
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.subjects import File
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-TEMPLATE = re.compile(r"\{\{|\{%|<%|\$\{|%\w+%|@\w+@")
+TEMPLATE = regex(r"\{\{|\{%|<%|\$\{|%\w+%|@\w+@")
 """What a file that some program fills in before anybody reads it shows."""
-VARIABLE = re.compile(r"\$\w+")
-JSON_PART = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|\t', re.DOTALL)
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]..")
+VARIABLE = regex(r"\$\w+")
+JSON_PART = regex(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|\t', re.DOTALL)
+SURROGATE = regex(r"\\u[dD][89a-fA-F]..")
 
 
 class Scalar(Struct, frozen=True, eq=False):

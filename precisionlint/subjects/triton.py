@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from precisionlint.events import Event
 from precisionlint.findings import Place
 from precisionlint.kernel_facts import FOLLOWS, FP8, HALVES, Accumulated, Dotted, Reduced, ScaledByAmax, Typed
+from precisionlint.patterns import regex
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
 from precisionlint.subjects.names import last_name
@@ -36,21 +37,21 @@ from precisionlint.subjects.triton_values import (
     rank,
 )
 
-NOT_FOLLOWING = re.compile(
+NOT_FOLLOWING = regex(
     r"warn|flag|err|mean|std|var|lse|delta|max|sum|scale|norm|inv|stat|acc|part|tmp|buf|ws|work|lock|count|idx|ind|len|seq|mask|pos|off|num|label|target|split|start|end|cu_|rank|"
     r"expert|id(?:s|_|$)|size|freq|cos|sin|loss|prob|score_bias|beta|decay|gate|state|hist|lut|table|(?:^|_)a?dt(?:_|$)|(?:^|_)[mldLMDg](?:_|$)",
     re.IGNORECASE,
 )
 """Pointers whose numbers are fp32 or integers whatever the caller's tensors are, by their names."""
-PARTIAL = re.compile(r"acc|part|tmp|buf|(?:^|_)ws|work|sum|mean|var", re.IGNORECASE)
-INTEGERS = re.compile(
+PARTIAL = regex(r"acc|part|tmp|buf|(?:^|_)ws|work|sum|mean|var", re.IGNORECASE)
+INTEGERS = regex(
     r"warn|flag|err|lock|count|idx|ind(?:ex|ic)|start|seqlen|"
     r"(?:^|_)(?:cu|num|n|len|lens|lengths?|mask|pos|offs?|offsets?|labels?|targets?|splits?|ends?|ranks?|experts?|ids?|sizes?)(?:_|$)",
     re.IGNORECASE,
 )
 """Of these, the ones that hold sums of the tensors' numbers, and those that hold none: where the file itself makes the first in the dtype
 of a tensor, it is that and not fp32."""
-AWARE = re.compile(
+AWARE = regex(
     r"\.to\((?:tl|triton\.language)\.float32\)|type\.element_ty|\bdtype\s*=\s*\w+\.dtype\b|bfloat16|float16|\bhalf\b|autocast|custom_fwd"
 )
 """What a file holds whose kernels are written for half precision as well."""

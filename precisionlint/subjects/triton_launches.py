@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from precisionlint.kernel_facts import FOLLOWS, Typed
+from precisionlint.patterns import regex
 from precisionlint.subjects import File
 
 DTYPES = {
@@ -49,12 +50,12 @@ Reaching = frozenset[Typed]
 NOTHING: Reaching = frozenset()
 
 
-NO_TENSOR = re.compile(
+NO_TENSOR = regex(
     r"^(?:self|cls|ctx|args|kwargs|dtype|device|shape|size|dim|axis|eps|\w+_(?:size|dim|dtype|shape)|num_\w+|is_\w+)$",
     re.IGNORECASE,
 )
 """Parameters that are no tensors, by their names."""
-SCALARS = re.compile(r"\b(?:int|float|bool|str|Size|dtype|device|Callable|tuple|list|dict)\b", re.I)
+SCALARS = regex(r"\b(?:int|float|bool|str|Size|dtype|device|Callable|tuple|list|dict)\b", re.I)
 """Annotations of what is no tensor."""
 
 

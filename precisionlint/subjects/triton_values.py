@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from precisionlint.findings import Place
 from precisionlint.kernel_facts import FOLLOWS, Typed
+from precisionlint.patterns import regex
 from precisionlint.subjects.triton_launches import NOTHING, Reaching
 
 DTYPES = {
@@ -58,7 +59,7 @@ KEEP_ZERO = frozenset(
 ADDRESSES = frozenset({"consume_token", "symm_at"})
 """Functions of a library over Triton's whose result is an address in what they are handed first."""
 FP8_MAXIMA = frozenset({448.0, 57344.0, 240.0})
-FP8_MAXIMUM = re.compile(r"(fp8|float8|\bf8|e4m3|e5m2)\w*max|max\w*(fp8|float8|f8\b|e4m3|e5m2)", re.IGNORECASE)
+FP8_MAXIMUM = regex(r"(fp8|float8|\bf8|e4m3|e5m2)\w*max|max\w*(fp8|float8|f8\b|e4m3|e5m2)", re.IGNORECASE)
 
 
 class Value(Struct, frozen=True):

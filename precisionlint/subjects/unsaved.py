@@ -10,22 +10,23 @@ import re
 from collections.abc import Collection, Iterator
 
 from precisionlint.facts import UnsavedScaler
+from precisionlint.patterns import regex
 from precisionlint.source.parsing import FunctionDef, walk
 from precisionlint.subjects import File
 
-OPTIMIZER = re.compile(r"optim|(?:^|[._])opt(?:$|_)", re.I)
-SCALER = re.compile(r"scal[ea]r|(?:^|[._])amp(?:$|_)", re.I)
-SCALES = re.compile(r"GradScaler\(")
-KEEPS = re.compile(
+OPTIMIZER = regex(r"optim|(?:^|[._])opt(?:$|_)", re.I)
+SCALER = regex(r"scal[ea]r|(?:^|[._])amp(?:$|_)", re.I)
+SCALES = regex(r"GradScaler\(")
+KEEPS = regex(
     r"scal\w*(?:\[[^\]]*\])?\.state_dict\(|['\"](?:\w*scaler\w*|amp)['\"]\s*[:\]]|save_state\(|scaler_state|add_checkpointable|amp\.state_dict"
     r"|torch\.save\(\w*scaler|regist\w*\(\s*['\"]\w*scaler|enabled\s*=\s*False"
 )
 """What saves a scaler's state, by whatever name, or says that there is none."""
-SAVER = re.compile(r"_*save_*(?:the_|a_|training_)?(?:checkpoint|ckpt|model|state|snapshot)\w*", re.I)
+SAVER = regex(r"_*save_*(?:the_|a_|training_)?(?:checkpoint|ckpt|model|state|snapshot)\w*", re.I)
 """What a function is called that writes what it is handed."""
-KEPT = re.compile(r"optim|hook|callback|scaler|plugin|precision", re.I)
+KEPT = regex(r"optim|hook|callback|scaler|plugin|precision", re.I)
 """What a class is called, or one that it is made from, whose state a trainer keeps."""
-STEPS = re.compile(r"scal[ea]r\.(?:step|update)\(", re.I)
+STEPS = regex(r"scal[ea]r\.(?:step|update)\(", re.I)
 
 
 def read(file: File) -> Iterator[UnsavedScaler]:

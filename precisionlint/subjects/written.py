@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterator
 
 from precisionlint.facts import EnclosedBackward
+from precisionlint.patterns import regex
 from precisionlint.source.parsing import FunctionDef
 from precisionlint.subjects import File
 
-ENGINE = re.compile(r"accelerator|fabric", re.I)
+ENGINE = regex(r"accelerator|fabric", re.I)
 
 
 def read(file: File) -> Iterator[EnclosedBackward]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import sys
 from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ from inspect import getattr_static
 from types import FrameType, MemberDescriptorType, ModuleType
 from typing import Any
 
+from precisionlint.patterns import regex
 from precisionlint.trace.places import frames, is_users
 
 MISSING = object()
@@ -27,7 +27,7 @@ UNDECIDED = (object, None)
 """In the place of a plain value with its type: one that is none."""
 LINEAGE = type.__dict__["__mro__"].__get__
 """A class and its bases, without asking a metaclass."""
-PART = re.compile(r"\.get\(('[^'\\]*')\)|\.?([^\W\d]\w*)|\[('[^'\\]*'|\d+)\]")
+PART = regex(r"\.get\(('[^'\\]*')\)|\.?([^\W\d]\w*)|\[('[^'\\]*'|\d+)\]")
 """A step of a name: an item, an attribute, or an item under a text or a number."""
 
 

@@ -21,6 +21,7 @@ import torch
 import typing_extensions
 
 from precisionlint.findings import Place
+from precisionlint.patterns import regex
 
 OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 TORCH = os.path.dirname(os.path.abspath(torch.__file__))
@@ -30,7 +31,7 @@ HELPERS = frozenset(
     {contextlib.__file__, functools.__file__, typing_extensions.__file__, warnings.__file__, "<string>"}
 )
 """What wraps functions of others: as context managers, as deprecated ones."""
-INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
+INSTALLED = regex(r"[/\\](?:site|dist)-packages[/\\]")
 """What marks the files of installed packages."""
 
 

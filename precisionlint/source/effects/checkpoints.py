@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from precisionlint.events import Checkpoint, Named, Weights
+from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import Outcome, argument, is_optimizer, is_scaler, one, when
 from precisionlint.source.objects import dtype_of, is_container, model_weights, named
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from precisionlint.source.records import Args
 
 
-SAVES = re.compile(r"^save(?:_|$)|^write_|ckpt|checkpoint|snapshot", re.I)
+SAVES = regex(r"^save(?:_|$)|^write_|ckpt|checkpoint|snapshot", re.I)
 """What a function that is not read is called where it writes what it is given to a file."""
 
 
@@ -42,7 +43,7 @@ def saved(it: Interpreter, state: State, instr: p.Call, name: str, args: Args) -
         checkpoint(it, state, instr, tables[0])
 
 
-SAVER = re.compile(r"save_?(?:checkpoint|ckpt|state)|(?:checkpoint|ckpt)_?(?:er|manager|saver)$|checkpoint_?save", re.I)
+SAVER = regex(r"save_?(?:checkpoint|ckpt|state)|(?:checkpoint|ckpt)_?(?:er|manager|saver)$|checkpoint_?save", re.I)
 """What a function or class is called that writes checkpoints of the objects that it is given."""
 
 

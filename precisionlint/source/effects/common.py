@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from precisionlint.events import Region, Weights
+from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.evaluate import combine
 from precisionlint.source.objects import dtype_of, is_container, name_of, weights_of
@@ -26,18 +27,18 @@ CASTS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double"
 """Methods that cast -> the dtype that they cast to."""
 
 
-SCALER_NAME = re.compile(r"scaler", re.I)
+SCALER_NAME = regex(r"scaler", re.I)
 
 
-OPTIMIZER_NAME = re.compile(r"optim|(?:^|_)opt(?:$|_|\d)|^opt[a-zA-Z]?$|_opts?$", re.I)
+OPTIMIZER_NAME = regex(r"optim|(?:^|_)opt(?:$|_|\d)|^opt[a-zA-Z]?$|_opts?$", re.I)
 
 
-SCHEDULER_NAME = re.compile(r"sched", re.I)
+SCHEDULER_NAME = regex(r"sched", re.I)
 
 
 ANY_OPTIMIZER = "torch.optim.Optimizer"
 """One of torch.optim by a name that is not known: none of them keeps an fp32 copy."""
-FINITE = re.compile(r"finite|(?:^|_)is_?(?:nan|inf)|nan|overflow|(?:^|_)inf(?:$|_)|skip|valid", re.I)
+FINITE = regex(r"finite|(?:^|_)is_?(?:nan|inf)|nan|overflow|(?:^|_)inf(?:$|_)|skip|valid", re.I)
 
 
 def one(state: State, value: Value) -> Outcome:
@@ -221,7 +222,7 @@ def is_model(it: Interpreter, state: State, value: Value) -> bool:
     return bool(MODEL_NAME.search(name)) or name in it.module_of(state).model_names or value in it.weight_roots
 
 
-MODEL_NAME = re.compile(
+MODEL_NAME = regex(
     r"model|net(?:work)?(?:$|_|[A-Z])|encoder|decoder|generator|discriminator|critic|actor|policy|backbone|student",
     re.I,
 )

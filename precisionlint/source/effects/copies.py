@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Copied, Weights, Written
+from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.effects.checkpoints import half_of
 from precisionlint.source.effects.common import Outcome, argument, is_model, one, receiver_text, result, when
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
     from precisionlint.source.records import Args
 
-DECAY = re.compile(r"decay|momentum|beta|ema|alpha|tau|\bm\b|keep", re.I)
+DECAY = regex(r"decay|momentum|beta|ema|alpha|tau|\bm\b|keep", re.I)
 """What the number is called by which an average keeps its old value."""
 AVERAGING = frozenset({"update_parameters", "update", "step", "ema_step"})
 """Methods by which classes of averages take up new weights."""

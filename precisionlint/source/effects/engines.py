@@ -6,11 +6,11 @@ fp16. Which classes these are stands in rules/frameworks.toml.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from precisionlint.events import Backward, Engine, Grads, WeightsTake
+from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import (
     Outcome,
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
     from precisionlint.source.records import Args
 
-NAMED = {"accelerate": re.compile(r"^_?accelerator$"), "fabric": re.compile(r"^_?fabric$")}
+NAMED = {"accelerate": regex(r"^_?accelerator$"), "fabric": regex(r"^_?fabric$")}
 """What an engine is called that comes from a caller that is not read."""
 TRUE_HALF = {"bf16-true": "bfloat16", "16-true": "float16"}
 """What lightning calls half precision throughout: the weights are cast, and nothing keeps fp32 copies."""
 FULL = ("no", "32", "32-true", "64", "64-true")
 """What they call computing in what the weights are stored in."""
-SHOWS_FP16 = re.compile(r"fp16|float16|16-mixed|\bhalf\b")
+SHOWS_FP16 = regex(r"fp16|float16|16-mixed|\bhalf\b")
 OTHER_BACKENDS = ("deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin", "fsdp_plugin")
 """Arguments of Accelerator that hand scaling and clipping to another engine."""
 PRECISION = {"accelerate": (2, "mixed_precision"), "fabric": (4, "precision"), "lightning": (99, "precision")}

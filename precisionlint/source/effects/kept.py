@@ -7,6 +7,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Any
 
+from precisionlint.patterns import regex
 from precisionlint.recipes import HALVES
 from precisionlint.source import program as p
 from precisionlint.source.objects import dtype_of, name_of
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 Holder = tuple[Any, str]
 """A frame or an object, and the name in it."""
-HAND_SCALE = re.compile(r"^_*(?:cur_|lg_|current_)?loss_?scal(?:e|er|ing)(?:_factor)?$|^cur_scale$", re.I)
+HAND_SCALE = regex(r"^_*(?:cur_|lg_|current_)?loss_?scal(?:e|er|ing)(?:_factor)?$|^cur_scale$", re.I)
 """What a loss scale kept by hand is called; nothing else says of a plain number that it is one."""
 
 

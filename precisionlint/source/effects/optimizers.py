@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from precisionlint.events import Named, Owns, Step, ZeroGrad
+from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.effects.checkpoints import handed_over
 from precisionlint.source.effects.common import (
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
     from precisionlint.source.records import Args
 
 
-HANDED_ON = re.compile(r"\.step\(|scal(?:e|ing)", re.I)
+HANDED_ON = regex(r"\.step\(|scal(?:e|ing)", re.I)
 """What the step of an optimizer holds that wraps another, or undoes the loss scale by itself."""
-IN_PLACE = re.compile(r"\b(\w+)(?:\.data)?(?:\.(?:add_|sub_|addcdiv_)\(| [-+]= )")
-CAREFUL = re.compile(
+IN_PLACE = regex(r"\b(\w+)(?:\.data)?(?:\.(?:add_|sub_|addcdiv_)\(| [-+]= )")
+CAREFUL = regex(
     r"float\(|float32|fp32|double|master|kahan|compensat|stochastic|round|residual|shift|half|b?f(?:loat)?16|copy_\(|\.to\(",
     re.I,
 )

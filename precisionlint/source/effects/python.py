@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from precisionlint.events import Weights
+from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import ANY_OPTIMIZER, Outcome, argument, one, open_ended, result
 from precisionlint.source.effects.unread import call_unknown
@@ -129,7 +129,7 @@ PURE = frozenset(
 )
 
 
-WORD = re.compile(r"\w+")
+WORD = regex(r"\w+")
 EXITS = frozenset({"sys.exit", "os._exit", "builtins.exit", "builtins.quit", "os.abort"})
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Autocast, Region
+from precisionlint.patterns import regex
 from precisionlint.recipes import HALVES
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import (
@@ -45,12 +46,12 @@ if TYPE_CHECKING:
     from precisionlint.source.records import Args
 
 
-DTYPE_NAME = re.compile(r"dtype|precision|amp", re.I)
-ASKS_DTYPE = re.compile(
+DTYPE_NAME = regex(r"dtype|precision|amp", re.I)
+ASKS_DTYPE = regex(
     r"(?:[=!]=|\bis|\bnot|\bin) *[(\[{]? *(?:torch\.)?['\"]?(?:b?float16|half|bf16|fp16)\b|16['\"]? *(?:[=!]=|\bin\b)"
 )
 """How a program asks which half precision it computes in."""
-AUTOCAST_NAME = re.compile(r"autocast|(?:^|_)amp(?:_|$)|precision", re.I)
+AUTOCAST_NAME = regex(r"autocast|(?:^|_)amp(?:_|$)|precision", re.I)
 
 
 def make_autocast(it: Interpreter, state: State, instr: p.Call, cls: str, args: Args) -> Outcome:

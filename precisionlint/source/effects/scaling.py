@@ -19,6 +19,7 @@ from precisionlint.events import (
     Step,
     Update,
 )
+from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import (
     SCALER_NAME,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from precisionlint.source.records import Args
 
 
-OWNER_NAME = re.compile(r"accelerator|fabric|engine|booster|deepspeed|strategy|(?:^|\.)ds_", re.I)
+OWNER_NAME = regex(r"accelerator|fabric|engine|booster|deepspeed|strategy|(?:^|\.)ds_", re.I)
 
 
 SCALER_METHODS = frozenset(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Backward, Engine, Grads, Region, Step, Trains, Weights, WeightsTake
+from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import (
     Outcome,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
     from precisionlint.source.records import Args
 
-ELSEWHERE = re.compile(r"deepspeed|fsdp|megatron", re.I)
+ELSEWHERE = regex(r"deepspeed|fsdp|megatron", re.I)
 """A program that names one of these may be launched with it, and then its engine keeps the masters."""
 OFF = (NONE, FALSE, const(""))
 HALF_NAMES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "fp16": "float16"}
@@ -204,7 +205,7 @@ def trained_weights(it: Interpreter, state: State, trainer: Value, arguments: di
 
 # -- lightning
 
-BY_HAND = re.compile(r"manual_backward|automatic_optimization\s*=\s*False")
+BY_HAND = regex(r"manual_backward|automatic_optimization\s*=\s*False")
 """What a module says that steps its optimizers itself."""
 
 

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Driven, Grads, Lost, Named, Weights, Written
+from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.effects.checkpoints import handed_over, saved
 from precisionlint.source.effects.common import (
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from precisionlint.source.records import Args
 
 
-HARMLESS = re.compile(
+HARMLESS = regex(
     r"^(?:print|log\w*|info|debug|warn\w*|error|write\w*|add_\w+|summary|format|len|str|repr|id|type|is_\w+|has_\w+|get_\w+|"
     r"state_dict|load_state_dict|load\w*|save\w*|resume\w*|restore\w*|register\w*|watch|isinstance|hasattr|getattr|setattr|append|"
     r"extend|insert|setdefault|to|cuda|cpu|deepcopy|copy|asdict|vars|update_\w*(?:lr|meter|log)\w*|dict|list|tuple|set|prepare\w*|init\w*|"
@@ -51,13 +52,13 @@ HARMLESS = re.compile(
 )
 
 
-READS_GIVEN = re.compile(r"hist|log|scalar|record|write|print|norm", re.I)
+READS_GIVEN = regex(r"hist|log|scalar|record|write|print|norm", re.I)
 
 
-READS_GRADS = re.compile(r"grad\w*_norm|norm\w*_grad|log\w*_grad|grad\w*_log|gradient_norm|plot_grad", re.I)
+READS_GRADS = regex(r"grad\w*_norm|norm\w*_grad|log\w*_grad|grad\w*_log|gradient_norm|plot_grad", re.I)
 
 
-CLIPS_GRADS = re.compile(r"^clip_\w*grad|grad\w*_clip(?:$|_|p)", re.I)
+CLIPS_GRADS = regex(r"^clip_\w*grad|grad\w*_clip(?:$|_|p)", re.I)
 
 
 def call_unknown(
@@ -85,7 +86,7 @@ def call_unknown(
     return [(after, result(it, after, instr, callee, args, receiver)) for after in states]
 
 
-READS_WEIGHTS = re.compile(r"clip|norm|numel|count|print|log|len|zero_grad|save|watch|compile", re.I)
+READS_WEIGHTS = regex(r"clip|norm|numel|count|print|log|len|zero_grad|save|watch|compile", re.I)
 
 
 def handed_weights(it: Interpreter, state: State, instr: p.Call, name: str, values: list[Value]) -> None:
@@ -102,7 +103,7 @@ def handed_weights(it: Interpreter, state: State, instr: p.Call, name: str, valu
             it.emit(state, Written(it.where(state, instr.at), (), weights, "maybe", name))
 
 
-TRAINS_GIVEN = re.compile(r"(?:^|_)(?:train|fit|finetune|fine_tune)(?:$|_)|^(?:train|fit)[A-Z]|_epochs?$")
+TRAINS_GIVEN = regex(r"(?:^|_)(?:train|fit|finetune|fine_tune)(?:$|_)|^(?:train|fit)[A-Z]|_epochs?$")
 
 
 def handed_optimizers(it: Interpreter, state: State, instr: p.Call, name: str, values: list[Value]) -> None:
@@ -166,7 +167,7 @@ def is_infinite(value: Value | None) -> bool:
     return isinstance(value, External) and value.name in ("math.inf", "torch.inf", "numpy.inf", "np.inf", "numpy.Inf")
 
 
-DIVIDED = re.compile(r"/=?\s*\(?[\w.]*(?:get_scale\(\)|scale\b|scaler?_value)|\*=?\s*\(?[\w.]*inv\w*_?scale", re.I)
+DIVIDED = regex(r"/=?\s*\(?[\w.]*(?:get_scale\(\)|scale\b|scaler?_value)|\*=?\s*\(?[\w.]*inv\w*_?scale", re.I)
 
 
 def divided_by_scale(it: Interpreter, state: State) -> bool:

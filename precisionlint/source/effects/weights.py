@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import AdapterAdded, Cast, Known, Op, Region, Setting, Sharded, WeightsTake, Wrapped, ZeroGrad
+from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import (
     CASTS,
@@ -248,12 +249,12 @@ def take(it: Interpreter, state: State, instr: p.Call, receiver: Value, dtype: s
     return receiver
 
 
-WITH_BATCHNORM = re.compile(
+WITH_BATCHNORM = regex(
     r"^torch\.nn\.(?:Sync)?BatchNorm|^torchvision\.models\.(?:\w+\.)*(?:resnet|resnext|wide_resnet|densenet|mobilenet|shufflenet|mnasnet|"
     r"regnet|efficientnet|inception|googlenet|vgg\d+_bn)"
 )
 """Modules that are known to hold BatchNorm layers."""
-PUT_BACK = re.compile(
+PUT_BACK = regex(
     r"isinstance\([^\n]*Norm[^\n]*\):\s*\w+(?:\.\w+)*\.(?:float\(|to\()|BN_convert_float|keep_batchnorm_fp32|convert_network"
 )
 """How a program casts its BatchNorm layers back to fp32."""
@@ -273,7 +274,7 @@ def has_batchnorm(it: Interpreter, state: State, model: Value, depth: int = 0) -
     return any(has_batchnorm(it, state, part, depth + 1) for part in state.heap.get(model, {}).values())
 
 
-OTHER_WEIGHTS = re.compile(
+OTHER_WEIGHTS = regex(
     r"lora|peft|adapt|ema|averag|head|critic|teacher|discrim|float|fp32|32|master|upcast|cast|quant|zero|engine|freeze|copy",
     re.I,
 )

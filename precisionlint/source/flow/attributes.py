@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING
 
+from precisionlint.patterns import regex
 from precisionlint.source.flow.words import wants_wide_gradients
 from precisionlint.valueflow import HALF, NUMBER, UNKNOWN, WEIGHTS, WIDE, Value
 
 if TYPE_CHECKING:
     from precisionlint.source.flow.evaluate import Frame
 
-CONFIGURATION = re.compile(r"(?:^|_)(?:cfg|conf|config|args|hparams)$")
+CONFIGURATION = regex(r"(?:^|_)(?:cfg|conf|config|args|hparams)$")
 SIZES = frozenset({"shape", "device", "ndim", "is_cuda", "size", "requires_grad", "layout", "itemsize", "nbytes"})
 WEIGHED = frozenset({"weight", "bias"})
 """What torch's modules call their parameters."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from precisionlint.patterns import regex
 from precisionlint.source.parsing import Definition, FunctionDef, UnreadableError, walk
 from precisionlint.source.project import Project
 
@@ -37,9 +38,9 @@ MOVES = frozenset(
     }
 )
 """Methods of modules that return the module."""
-BY_NAME = re.compile(rb"importlib|import_module|__import__|entry_point|[Rr]egistry|REGISTR|instantiate\w*\(")
+BY_NAME = regex(rb"importlib|import_module|__import__|entry_point|[Rr]egistry|REGISTR|instantiate\w*\(")
 """What only a file holds that makes objects by their names."""
-SETTING = re.compile(r"dtype|config|cfg|args$|opt(?:ion)?s?$|path|name")
+SETTING = regex(r"dtype|config|cfg|args$|opt(?:ion)?s?$|path|name")
 """Arguments that are no objects."""
 FROZEN = r"\.(?:eval\(\)|requires_grad_\(False\))"
 """How an object is taken out of training."""

@@ -12,28 +12,29 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from precisionlint.patterns import regex
 from precisionlint.source.flow.bearers import LOADS, MOVES, Bearers, Cast, Spot, attributes_set, bound, own, parameters
 from precisionlint.source.parsing import DEFINITIONS, Definition, FunctionDef, walk
 from precisionlint.subjects.names import last_name, spelled
 
-SCREEN = re.compile(
+SCREEN = regex(
     rb"torch\.(?:b?float16|half)\b|\.(?:half|bfloat16)\(\)|\.(?:to|type)\((?:[^()]|\([^()]*\)){0,300}?(?:16|half|dtype)"
     rb"|\btorch_dtype\s*=|\bfrom_(?:pretrained|config)\([^()]{0,1000}\bdtype\s*="
 )
 """What a file holds that casts anything."""
-NAMES = re.compile(
+NAMES = regex(
     r"(?:[Mm]odel|AutoModel\w*|[Nn]et|unet\w*|transformer|encoder\w*|decoder|backbone|generator|module|^self|^cls|critic|policy)s?$"
 )
 """What a model is called."""
-RESULTS = re.compile(
+RESULTS = regex(
     r"(?:states?|out(?:put)?s?|feat(?:ure)?s?|emb\w*|masks?|ids|inputs?|len(?:gth)?s?|pred|attn|attention|cond)$"
 )
 """What is called after a model, and is a tensor: ``encoder_hidden_states``."""
-MAKERS = re.compile(
+MAKERS = regex(
     r"^_?(?:build|make|create|get|load|init|initiali[sz]e|prepare|set_?up|define|construct|instantiate|new|wrap)_?"
 )
 """How the name of a function begins that makes what it is called after."""
-TENSORS = re.compile(r"Tensor$|^(?:Variable|Parameter|Buffer|Image|Generator|Batch\w*(?:Encoding|Feature))$")
+TENSORS = regex(r"Tensor$|^(?:Variable|Parameter|Buffer|Image|Generator|Batch\w*(?:Encoding|Feature))$")
 """Classes that are no modules, and are cast too."""
 RECORDS = frozenset({"NamedTuple", "object", "TypedDict", "ABC", "Protocol", "Enum"})
 """Bases of which no class is a module."""
@@ -43,13 +44,13 @@ GIVE_BACK = frozenset(
      "list", "tuple", "reversed", "enumerate", "zip", "items", "unwrap", "__new__"}
 )  # fmt: skip
 """Functions that return the modules which they are given, or ones made of them."""
-HALF = re.compile(r"(?:^|\.)b?(?:float16|half)$")
-WIDE = re.compile(r"(?:^|\.)(?:float(?:32|64)?|double|u?int\d*|long|short|bool|complex\d+|Tensor)$|^None$")
-DTYPE = re.compile(r"dtype$")
-SPEAKS = re.compile(r"b?float16|\bhalf\b|dtype\b")
-ASIDE = re.compile(r"save\w*\(|state_dict\(|export|onnx|\beval\(\)", re.I)
+HALF = regex(r"(?:^|\.)b?(?:float16|half)$")
+WIDE = regex(r"(?:^|\.)(?:float(?:32|64)?|double|u?int\d*|long|short|bool|complex\d+|Tensor)$|^None$")
+DTYPE = regex(r"dtype$")
+SPEAKS = regex(r"b?float16|\bhalf\b|dtype\b")
+ASIDE = regex(r"save\w*\(|state_dict\(|export|onnx|\beval\(\)", re.I)
 """What says in the same line that a cast is done for a file, or to look at."""
-COPY = re.compile(r"copy\(", re.I)
+COPY = regex(r"copy\(", re.I)
 METHODS = frozenset({"half", "bfloat16", "to", "type"})
 """Methods that cast."""
 DEPTH = 6

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
+from precisionlint.patterns import regex
 from precisionlint.source.op_bodies import (
     ALIGNS,
     ASSIGNED,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 REGISTERS = b"register_autocast"
 DIFFERENTIABLE = b"register_autograd"
 OPS = frozenset({"torch.library.custom_op", "torch.library.triton_op"})
-KERNEL = re.compile(r"triton\.|(?:jit|autotune|heuristics)\b")
+KERNEL = regex(r"triton\.|(?:jit|autotune|heuristics)\b")
 TENSORS = frozenset(
     {"contiguous", "stride", "shape", "size", "data_ptr", "numel", "new", "new_empty", "new_zeros", "is_cuda"}
 )

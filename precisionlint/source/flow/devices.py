@@ -6,18 +6,20 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from precisionlint.patterns import regex
+
 if TYPE_CHECKING:
     from precisionlint.source.flow.evaluate import Frame
 
-CUDA = re.compile(r"autocast\((?:device_type=)?['\"]cuda['\"]|torch\.cuda\.amp\b")
+CUDA = regex(r"autocast\((?:device_type=)?['\"]cuda['\"]|torch\.cuda\.amp\b")
 """How a region says CUDA: what else does ties the code to it."""
-TIES = re.compile(r"['\"]cuda|\.cuda\(|torch\.cuda\b")
-KERNELS = re.compile(r"\btriton\b|cuda_runtime|cupy")
-TRAINS = re.compile(r"GradScaler|\.backward\(")
+TIES = regex(r"['\"]cuda|\.cuda\(|torch\.cuda\b")
+KERNELS = regex(r"\btriton\b|cuda_runtime|cupy")
+TRAINS = regex(r"GradScaler|\.backward\(")
 """A program that trains with a scaler for CUDA, or beside one, is written for it."""
-PLACED = re.compile(r"(?:\.to\((?:device=)?|\bdevice=)((?:\w+\.)*\w*device)\b(?!\.type|\()")
+PLACED = regex(r"(?:\.to\((?:device=)?|\bdevice=)((?:\w+\.)*\w*device)\b(?!\.type|\()")
 """Tensors that go to a device which is not written out."""
-ASKS = re.compile(
+ASKS = regex(
     r"is_cuda|is_available|nullcontext|device_type\b(?!=)|\.type\b|['\"](?:cpu|mps|xpu|npu|hpu)|autocast_available"
 )
 """What only code holds that looks at the device before it enters the region."""

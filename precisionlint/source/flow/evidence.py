@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from precisionlint.findings import Place
+from precisionlint.patterns import regex
 from precisionlint.source.flow.bearers import Bearers
 from precisionlint.source.flow.casts import Casts
 from precisionlint.source.flow.unused import Unused
@@ -27,43 +28,43 @@ FILES = 5_000
 
 COMPILED = rb"(?<!_cuda)(?<!_cpp)(?<!_ext)(?<!_C)(?<!_module)(?<!_backend)(?<!_lib)(?<!kernels)"
 """Not after a module of compiled code: its ``backward`` is one of an op."""
-TRAINS = re.compile(
+TRAINS = regex(
     COMPILED + rb"(?<!\.sum\(\))\.backward\((?!ctx\b)|loss\w*\.sum\(\)\.backward\("
     rb"|\.sum\(\)\.backward\(\)(?=[^\0]{0,300}?\.step\()|\bTrainer\(|class[^\n(]*\([^)\n]*LightningModule|\.fit\("
     rb"|\btrain(?:ing)?_step\(|\btrainer\.train\("
 )
 """What only a program that trains holds; optimizers and schedules are made and wrapped by libraries too."""
-SELF_TEST = re.compile(rb"^def (?:test|bench)\w*\([^\0]*?(?=^[^\s)#]|\Z)", re.M)
+SELF_TEST = regex(rb"^def (?:test|bench)\w*\([^\0]*?(?=^[^\s)#]|\Z)", re.M)
 """A function of a library's file that tries the rest of it, and is no program that trains."""
-STEPPED = re.compile(rb"\bLightningModule\b|\bdef training_step\(")
-RUNS = re.compile(rb"\.backward\(|\bTrainer\(|LightningCLI\(|\.fit\(")
+STEPPED = regex(rb"\bLightningModule\b|\bdef training_step\(")
+RUNS = regex(rb"\.backward\(|\bTrainer\(|LightningCLI\(|\.fit\(")
 """What a trainer steps, and what makes one."""
 OF_TORCH = rb"(?<!\bte\.)(?<!transformer_engine\.)(?<!fp8_)(?<!\bdef )(?<!\bclass )"
 """What does not stand before ``autocast``: Transformer Engine's regions are of FP8, and leave other ops as they are."""
 PATTERNS = {
     "training": TRAINS,
-    "fp16": re.compile(
+    "fp16": regex(
         rb"(?<![=!]= torch\.)(?<!np\.)(?<!numpy\.)(?<![bB])\b[Ff]loat16\b|\.half\(\)|torch\.half\b|fp16|16-mixed|16-true"
         rb"|" + OF_TORCH + rb"\bautocast\((?![^)\n]*(?:dtype|False|['\"]cpu))"
     ),
-    "bf16": re.compile(rb"bfloat16|\bbf16\b"),
-    "half autocast": re.compile(
+    "bf16": regex(rb"bfloat16|\bbf16\b"),
+    "half autocast": regex(
         OF_TORCH + rb"\bautocast\((?!\s*False|['\"]cpu|[^)\n]*(?:enabled\s*=\s*False|float32))|mixed_precision\s*=\s*['\"](?:fp16|bf16)"
         rb"|bf16-mixed|16-mixed"
     ),
-    "loss under autocast": re.compile(
+    "loss under autocast": regex(
         rb"with [^\n]*" + OF_TORCH + rb"autocast\((?!\s*False|[^\n]*(?:['\"]cpu|enabled\s*=\s*False))"
         rb"[^\n]*:[ \t]*\n(?:[^\n]*\n){0,8}?[^\n]*(?:loss|criterion|targets?\b)"
     ),
-    "half parameters": re.compile(
+    "half parameters": regex(
         rb"set_default_dtype\(\s*(?:torch\.)?b?(?:float16|half)|bf16-true|16-true|\.convert_to_fp16\(\)"
         rb"|Float16Module|FP16_?Optimizer|\bpure_(?:half|bf16|fp16)"
     ),
-    "a device with its index": re.compile(
+    "a device with its index": regex(
         rb"['\"](?:cuda|xpu|npu|hip):(?:\d|\{|['\"])|\btorch\.device\(\s*['\"](?:cuda|xpu|npu|hip)['\"]\s*,"
     ),
-    "half copies": re.compile(rb"\bparam_dtype\s*=(?!\s*torch\.float(?:32)?\b)"),
-    "dtypes": re.compile(
+    "half copies": regex(rb"\bparam_dtype\s*=(?!\s*torch\.float(?:32)?\b)"),
+    "dtypes": regex(
         rb"\.dtype\b|\btype_as\(|\bdtype\s*=\s*dtype\b|\b\w+\.float\(\)\.\w|b?float16\b|\.half\(\)|\.to\(tl\.float32\)"
     ),
 }  # fmt: skip
@@ -81,14 +82,14 @@ WORDS: dict[str, tuple[bytes, ...]] = {
 CASTS = frozenset({"half parameters", "half buffers"})
 """What is shown by a setting that casts all models, or by a cast of one that may hold the code at hand; what shows the second shows the
 first."""
-TEXT = re.compile(rb'"{3}(?:[^\\]|\\.)*?"{3}' + rb"|'{3}(?:[^\\]|\\.)*?'{3}", re.S)
+TEXT = regex(rb'"{3}(?:[^\\]|\\.)*?"{3}' + rb"|'{3}(?:[^\\]|\\.)*?'{3}", re.S)
 """Documentation: what it speaks of, the program need not do."""
-COMMENT = re.compile(REMARK.encode(), re.M)
-AUTOCAST = re.compile(
+COMMENT = regex(REMARK.encode(), re.M)
+AUTOCAST = regex(
     OF_TORCH + rb"\bautocast\((?!\s*False|[^)\n]*enabled\s*=\s*False)|\bAccelerator\(|\bTrainingArguments\b"
 )
 """What only a program says that runs its forward under autocast, or can be told to."""
-OPTIMIZES = re.compile(rb"optim(?:izer)?\b|\boptim\.")
+OPTIMIZES = regex(rb"optim(?:izer)?\b|\boptim\.")
 """What a program holds that trains, and leaves the step to others."""
 KINDS = {
     "half": ("bf16", "fp16"),
@@ -101,15 +102,15 @@ IN_TRAINING = frozenset({"half weights", "half gradients"})
 """What is shown by a file that trains, or by the file at hand, alone: others cast models for inference."""
 SPOKEN = frozenset({"fp16", "bf16", "half autocast"})
 """What any file speaks of that has to do with half precision."""
-SETTINGS = re.compile(r"conf|cfg|opt(?:s|ion)|arg|setting|default|param", re.I)
+SETTINGS = regex(r"conf|cfg|opt(?:s|ion)|arg|setting|default|param", re.I)
 """Files that say what a program does."""
 SEEN_ONLY = frozenset({"loss under autocast", "a device with its index"})
 """What handling dtypes says nothing of: only a line that shows it counts."""
-TESTS = re.compile(r"(?:^|/)(?:tests?|docs?|benchmarks?)/|(?:^|/)(?:test_|conftest)|_test\.py$")
-WORD = re.compile(r"\w+")
-AS = re.compile(r"\bas\s+\w+")
-REGISTERS = re.compile(rb"regist(?!er_(?:buffer|parameter|\w*hook))|entry_point", re.I)
-MODULE = re.compile(rb"def forward\(")
+TESTS = regex(r"(?:^|/)(?:tests?|docs?|benchmarks?)/|(?:^|/)(?:test_|conftest)|_test\.py$")
+WORD = regex(r"\w+")
+AS = regex(r"\bas\s+\w+")
+REGISTERS = regex(rb"regist(?!er_(?:buffer|parameter|\w*hook))|entry_point", re.I)
+MODULE = regex(rb"def forward\(")
 GENERAL = frozenset(
     {
         b"__init__",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 
 from precisionlint.findings import Place
+from precisionlint.patterns import regex
 from precisionlint.source.apis import USUAL, table
 from precisionlint.source.parsing import walk
 from precisionlint.valueflow import BOOL, INTEGERS, WEIGHTS, Value
@@ -34,12 +35,12 @@ class Spot(Struct, frozen=True):
 
 
 NOTHING = Value("unknown")
-KEPT = re.compile(r"\b_keep_in_fp32_modules(?:_strict)? = \[([^\]]*)\]")
-WORD = re.compile(r"""["'](\w+)["']""")
+KEPT = regex(r"\b_keep_in_fp32_modules(?:_strict)? = \[([^\]]*)\]")
+WORD = regex(r"""["'](\w+)["']""")
 DEPTH = 4
 """How deep calls of the project's own functions are entered."""
 
-METRIC = re.compile(r"(?:torchmetrics|(?:pytorch_)?lightning)\b.*\bMetric$")
+METRIC = regex(r"(?:torchmetrics|(?:pytorch_)?lightning)\b.*\bMetric$")
 """The class that metrics derive from, which is a module."""
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING
 
+from precisionlint.patterns import regex
 from precisionlint.valueflow import UNKNOWN, Value, named
 
 if TYPE_CHECKING:
     from precisionlint.source.flow.evaluate import Frame
 
-LOSS = re.compile(r"(?:^|[._])loss(?:_|$)|cross_entropy|(?:^|_)(?:nll|xent)(?:_|$)")
+LOSS = regex(r"(?:^|[._])loss(?:_|$)|cross_entropy|(?:^|_)(?:nll|xent)(?:_|$)")
 PREDICTED = frozenset({"layer", "linear", "attribute"})
 """What may be the output of a model."""
-LOG_PROBABILITIES = re.compile(
+LOG_PROBABILITIES = regex(
     r"log_?probs?_(?:from|of|and|for)|(?:gather|selective|batch|token|get|compute|calc)\w*_log_?(?:probs?|softmax|ps)\b|logps?_from"
     r"|entropy_(?:from|of)_logits|(?:vocab_?parallel|compute|calc\w*|get|token)_entropy$"
 )
 """And those that compute log-probabilities of tokens, or what is made of all of them."""
-OUTPUT = re.compile(r"logits?$|^(?:outputs?|preds?|predictions?)$")
+OUTPUT = regex(r"logits?$|^(?:outputs?|preds?|predictions?)$")
 """What the output of a model is called where it is handed in."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from precisionlint.patterns import regex
 
 
 def names(text: str) -> frozenset[str]:
@@ -148,7 +148,7 @@ DTYPES = {
 }  # fmt: skip
 """Other names of dtypes."""
 
-SQUARES = re.compile(r"([\w.]+),\1->([\w.]*)")
+SQUARES = regex(r"([\w.]+),\1->([\w.]*)")
 """An equation of products of what stands at one place: its dimensions, and those that are left."""
 
 

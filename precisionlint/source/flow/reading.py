@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Event
+from precisionlint.patterns import regex
 from precisionlint.source.flow.evaluate import Frame
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Function, Source, Spent, instance
 from precisionlint.source.flow.remembered import Remembered
@@ -19,9 +19,9 @@ from precisionlint.valueflow import HALF, WIDE, Called, Ended, Scope, Touched, V
 if TYPE_CHECKING:
     from precisionlint.subjects import File
 
-BACKWARD = re.compile(r"(?:^|_)(?:backward|bwd|dgrad|wgrad)(?:_|$)")
+BACKWARD = regex(r"(?:^|_)(?:backward|bwd|dgrad|wgrad)(?:_|$)")
 """Functions that compute gradients, by their names: what they call does so too."""
-ANEW = re.compile(r"^(?:update|extend|refresh|grow)(?:_|$)")
+ANEW = regex(r"^(?:update|extend|refresh|grow)(?:_|$)")
 """Methods that others call at any time, though ``__init__`` may be the first, by their names."""
 SOURCES = 24
 """How many files of the project one file's values are followed into."""

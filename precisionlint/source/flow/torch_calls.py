@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Region
+from precisionlint.patterns import regex
 from precisionlint.source.flow import ops
 from precisionlint.source.flow.devices import also_place, placed
 from precisionlint.source.flow.heap import NOTHING
@@ -44,13 +45,13 @@ from precisionlint.valueflow import (
 if TYPE_CHECKING:
     from precisionlint.source.flow.evaluate import Frame
 
-DEVICE_NAME = re.compile(r"device|rank|cuda|gpu|cpu", re.I)
-DTYPE_NAME = re.compile(r"dtype|precision|^(?:fp|float)8", re.I)
+DEVICE_NAME = regex(r"device|rank|cuda|gpu|cpu", re.I)
+DTYPE_NAME = regex(r"dtype|precision|^(?:fp|float)8", re.I)
 
 
-ENGINES = re.compile(r"^(?:accelerator|fabric)$|\.(?:Accelerator|Fabric)$")
+ENGINES = regex(r"^(?:accelerator|fabric)$|\.(?:Accelerator|Fabric)$")
 """What enters the region that its settings ask for."""
-WEIGHED = re.compile(r"(?:^|_)(?:params|parameters|weights)$")
+WEIGHED = regex(r"(?:^|_)(?:params|parameters|weights)$")
 """What the weights are called of which gradients are taken by hand."""
 
 
@@ -132,16 +133,16 @@ def module(frame: Frame, made: Value, args: list[Value], node: ast.Call) -> Valu
     )
 
 
-LAYERS = re.compile(
+LAYERS = regex(
     r"conv|linear|proj|dense|\bfc|act|norm|layer|block|mlp|qkv|gate|head|transformer|[ed]ncoder|backbone|model\b|net\b",
     re.I,
 )
 """What the layers of a network are called."""
-OTHERS = re.compile(r"rope|rotary|pos|freq|emb|loss|crit|mask|quant|metric|proc|token|sched|spec|resampl|extract", re.I)
+OTHERS = regex(r"rope|rotary|pos|freq|emb|loss|crit|mask|quant|metric|proc|token|sched|spec|resampl|extract", re.I)
 """What returns something else than activations in the dtype of what it is given, or need not."""
 
 
-MODEL = re.compile(r"^_?(?:model|net|network|module|transformer|encoder|decoder|backbone|unet)$|_model$")
+MODEL = regex(r"^_?(?:model|net|network|module|transformer|encoder|decoder|backbone|unet)$|_model$")
 """What an object calls the network that it holds."""
 
 

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from precisionlint.findings import Place
+from precisionlint.patterns import regex
 from precisionlint.subjects import File
 
-ANY_NAME = re.compile(
+ANY_NAME = regex(
     rb"importlib|import_module|__import__|entry_point|[Rr]egist(?:ry|er\b)|REGISTR|instantiate\w*\(|__subclasses__|__init_subclass__|metaclass"
     rb"|\bgetattr\((?!self\b)[^,()]+,\s*[^\"'\s]|globals\(\)|locals\(\)|__dict__|(?<![.\w])eval\("
 )

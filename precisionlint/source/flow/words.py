@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from precisionlint.patterns import regex
 from precisionlint.source.parsing import walk
 from precisionlint.valueflow import BOOL, INT64, NUMBER, UNKNOWN, Dtypes, Value
 
@@ -19,7 +20,7 @@ BINARY: dict[type[ast.operator], str] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.FloorDiv: "floordiv", ast.Mod: "remainder", ast.Pow: "pow",
     ast.MatMult: "matmul", ast.BitAnd: "and", ast.BitOr: "or", ast.BitXor: "xor", ast.LShift: "lshift", ast.RShift: "rshift",
 }  # fmt: skip
-VERSION = re.compile(r"version|hasattr|torch_|_torch|requires", re.I)
+VERSION = regex(r"version|hasattr|torch_|_torch|requires", re.I)
 """What a test of a version, or of what a module has, is called."""
 NO_TENSOR = frozenset(
     {
@@ -43,13 +44,13 @@ NO_TENSOR = frozenset(
     }
 )
 """What of values is no tensor."""
-NUMBERS_OF = re.compile(r"^(?:math|cmath|numpy|torch)\.(?:pi|e|tau|inf|nan)$")
+NUMBERS_OF = regex(r"^(?:math|cmath|numpy|torch)\.(?:pi|e|tau|inf|nan)$")
 """Numbers that modules hold."""
 CALLED = frozenset({"function", "instance", "module", "external", "constructed", "layer"})
 """What is called in the place of the other, where a branch or a setting chose one: a layer or the identity, one loss or another."""
 
 HANDED = frozenset({"input", "index", "attribute", "unknown", "constructed", "layer"})
-CRITERION = re.compile(
+CRITERION = regex(
     r"criterion|^(?:self_)?loss(?:_?(?:fn|func|fct|function))?$|_loss_(?:fn|func|fct|function)$|^loss_[a-z]\w*$"
     r"|^(?!comp|get|calc|upd|log|red|back|scale|add|rec|acc|train|eval|val|print|gath|set)[a-z]\w*_loss$",
     re.I,
@@ -69,8 +70,8 @@ CAUGHT = frozenset(
     }
 )
 """Errors by which a program finds out what its torch can do."""
-TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$")
-TEST_PATH = re.compile(rf"(?:^|/)tests?/|{TEST_FILE.pattern}")
+TEST_FILE = regex(r"(?:^|/)(?:test_[^/]*|[^/]*_test|conftest)\.py$")
+TEST_PATH = regex(rf"(?:^|/)tests?/|{TEST_FILE.pattern}")
 """A file of tests, and a file that lies among tests."""
 
 
@@ -146,7 +147,7 @@ def annotated(node: ast.expr | None) -> Dtypes | None:
     return None if name == "FloatTensor" else PLAIN_TYPES.get(name)
 
 
-WIDTHS = re.compile(
+WIDTHS = regex(
     r"^(?:num|n)_[a-z]\w*$|(?:^|_)dims?$|^dim_\w+$|^(?:n_?)?heads$|_(?:heads|channels|planes)$|^d_?model$|^d_[kv]$|^(?:in|out)_features$"
     r"|^(?:hidden|embed|patch|window|kernel|vocab|image|img|head|input|output|batch|block)_size$"
 )
@@ -176,7 +177,7 @@ def calls(function: ast.AST, name: str) -> bool:
     )
 
 
-WIDE_GRADIENT = re.compile(
+WIDE_GRADIENT = regex(
     r"assert [^\n]*\.grad(?:\.data)?\.(?:dtype (?:==|is) torch\.float(?:32)?\b|type\(\) == '(?:torch|\{\})\.cuda\.FloatTensor)"
 )
 
