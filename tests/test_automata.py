@@ -71,13 +71,9 @@ def asked(run: Callable[..., Any], seen: set[Callable[..., Any]]) -> Iterator[st
         if isinstance(node, ast.Compare) and ast.unparse(node.left) == "value.op":
             known = eval(compile(ast.Expression(node.comparators[0]), "", "eval"), run.__globals__)
             yield from [known] if isinstance(known, str) else known
-        elif isinstance(node, ast.YieldFrom) and isinstance(node.value, ast.Call) and node.value.args:
-            inner = run.__globals__.get(ast.unparse(node.value.func))
-            if (
-                inspect.isfunction(inner)
-                and inner not in seen
-                and ast.unparse(node.value.args[0]) in ("event", "value")
-            ):
+        elif isinstance(node, ast.Call) and node.args and ast.unparse(node.args[0]) in ("event", "value"):
+            inner = run.__globals__.get(ast.unparse(node.func))
+            if inspect.isgeneratorfunction(inner) and inner not in seen:
                 yield from asked(inner, seen)
 
 
