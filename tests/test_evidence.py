@@ -86,6 +86,14 @@ def test_only_a_cast_of_what_may_hold_the_code_counts(tmp_path: Path, cast: str,
     assert found == (["likely"] if counts else [])
 
 
+PART = """
+class Part(nn.Module):
+    def __init__(self, fixed):
+        self.kept = nn.Parameter(torch.rand(8)) if fixed else Net()
+
+    def METHOD(self, x, dtype=None):
+        return self.kept.to(dtype=dtype)
+"""
 BUILD = f"""{HEADER}from net import Net
 
 def build(*args):
@@ -123,6 +131,8 @@ def read_image():
         ("dit = copy.deepcopy(Net()).half()\ntorch.save(dit, 'dit.pt')", False),
         ("dit = copy.deepcopy(Net()).half()\noptimizer = torch.optim.SGD(dit.parameters())", True),
         ("saved = {\n    'model': copy.deepcopy(Net()).half(),\n}", False),
+        (PART.replace("METHOD", "forward"), False),
+        (PART.replace("METHOD", "move"), True),
     ],
 )
 def test_what_makes_an_object_tells_a_model_from_a_tensor(tmp_path: Path, cast: str, counts: bool):
