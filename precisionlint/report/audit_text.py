@@ -8,7 +8,6 @@ and of a fixed width, so that two runs can be compared by a diff.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
@@ -334,15 +333,12 @@ def _fate(each: RangeRecord) -> str:
 def _settings(report: AuditReport, all: bool, width: int) -> Iterator[str]:
     """Regions, what the settings mean, and the settings; those of CUDA where it ran, without ``all`` those that are set."""
     told = [
-        *(
-            f"autocast {shown(re.sub(REGION, lambda each: SHORT.get(each[0], ''), region))}"
-            for region in report.regions
-        ),
+        *(f"autocast {shown(REGION.sub(lambda each: SHORT.get(each[0], ''), region))}" for region in report.regions),
         *report.meaning,
     ]
     cuda = all or any(op.device == "cuda" for op in report.ops)
     rest = [name for name in report.settings if not cuda and (".cuda." in name or ".cudnn." in name)]
     for name, value in report.settings.items():
         if name not in rest and (all or value != "none"):
-            told.append(f"{name if all else re.sub(SETTING, '', name)} = {shown(value)}")
+            told.append(f"{name if all else SETTING.sub('', name)} = {shown(value)}")
     yield from told if all else filled("; ".join(told), width - INDENT)
