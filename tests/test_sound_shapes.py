@@ -300,3 +300,35 @@ def train(model, loader):
 @pytest.mark.parametrize(("name", "found"), [("BeamSearch", False), ("TopKSampling", False), ("Reward", True)])
 def test_a_search_trains_nothing(tmp_path: Path, name: str, found: bool):
     assert ("softmax-in-half" in rules(tmp_path, CHOOSES.format(name=name))) is found
+
+
+AT_TOP_LEVEL = """
+import torch
+
+model = torch.nn.Linear(3, 3).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+scaler = torch.amp.GradScaler("cuda")
+for x in data():
+    with torch.autocast("cuda", dtype=torch.float16):
+        a, b = model(x).mean(), model(x).float().pow(2).mean()
+    one = torch.autograd.grad(scaler.scale(a), model.weight, retain_graph=True)[0]
+    two = torch.autograd.grad(scaler.scale(b), model.weight, retain_graph=True)[0]
+    scaler.scale(a + b).backward()
+    print({shown})
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "found"),
+    [
+        ("model.weight.grad.norm() / scaler.get_scale()", []),
+        ("one.norm() / two.norm()", []),
+        ("model.weight.grad.norm()", ["scaled-gradients-read"]),
+        ("one.norm() / 2", ["scaled-gradients-read"]),
+    ],
+)
+def test_a_norm_that_a_script_divides_by_the_scale_is_right(tmp_path: Path, shown: str, found: list[str]):
+    assert rules(tmp_path, AT_TOP_LEVEL.format(shown=shown)) == found

@@ -21,7 +21,7 @@ from precisionlint.source.effects.common import (
     when,
 )
 from precisionlint.source.objects import model_weights, name_of, named, weights_of
-from precisionlint.source.parsing import walk
+from precisionlint.source.parsing import DEFINITIONS, walk
 from precisionlint.source.state import State, reachable
 from precisionlint.source.values import (
     NONE,
@@ -38,6 +38,7 @@ from precisionlint.source.values import (
     flow_of,
     join,
 )
+from precisionlint.subjects.names import last_name
 
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
@@ -172,20 +173,24 @@ DIVIDED = regex(r"/=?\s*\(?[\w.]*(?:get_scale\(\)|scale\b|scaler?_value)|\*=?\s*
 
 def divided_by_scale(it: Interpreter, state: State) -> bool:
     """Whether the function that reads gradients divides by a scale as well: its number is then put right after it was taken."""
-    function = it.frames[state.frame].function
-    if function is None:
-        return False
-    source = it.module_of(state).source_of(function)
+    module = it.module_of(state)
+    lines = (module.code[node.lineno - 1 : node.end_lineno] for node in scope_at(it, state))
+    source = "\n".join(line for each in lines for line in each)
     return bool(DIVIDED.search(source)) or ("get_scale()" in source and "/" in source)
+
+
+def scope_at(it: Interpreter, state: State) -> list[Any]:
+    """The function that runs, or what stands at the top level of its file beside definitions."""
+    function = it.frames[state.frame].function
+    if function is not None:
+        return [function.node]
+    return [node for node in it.module_of(state).tree.body if not isinstance(node, DEFINITIONS)]
 
 
 def only_normalises(it: Interpreter, state: State, call: Any) -> bool:
     """Whether the norm of gradients is taken to divide gradients by it: the scale is in both, as in an adversarial step
-    ``epsilon * p.grad / norm``. A threshold over the norm is another matter."""
-    function = it.frames[state.frame].function
-    if function is None:
-        return False
-    nodes = walk(function.node)
+    ``epsilon * p.grad / norm``, or by the norm of others that carry it too. A threshold over the norm is another matter."""
+    nodes = [node for each in scope_at(it, state) for node in walk(each)]
     names = {
         target.id
         for node in nodes
@@ -205,7 +210,18 @@ def only_normalises(it: Interpreter, state: State, call: Any) -> bool:
     read = {
         id(node) for node in nodes if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load)
     }
+    ratios = (node for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div))
+    if any(
+        call in walk(each.left) + walk(each.right) and takes_norm(each.left) and takes_norm(each.right)
+        for each in ratios
+    ):
+        return True
     return id(call) in divides or (not read.isdisjoint(divides) and read <= divides | tested)
+
+
+def takes_norm(node: ast.expr) -> bool:
+    """Whether a norm is taken in an expression."""
+    return any(isinstance(each, ast.Call) and "norm" in last_name(each.func) for each in walk(node))
 
 
 def read_grads(it: Interpreter, state: State, instr: p.Call, value: Value, api: str) -> None:
