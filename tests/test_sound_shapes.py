@@ -332,3 +332,42 @@ for x in data():
 )
 def test_a_norm_that_a_script_divides_by_the_scale_is_right(tmp_path: Path, shown: str, found: list[str]):
     assert rules(tmp_path, AT_TOP_LEVEL.format(shown=shown)) == found
+
+
+MADE_IN = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(100, 10, dtype={table})
+        self.out = nn.Linear(10, 10)
+        {then}
+
+    def forward(self, x):
+        return self.out(self.table(x).float())
+
+
+model = Net()
+optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+for x in data():
+    model(x).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("table", "then", "found"),
+    [
+        ("torch.bfloat16", "pass", ["bf16-only-weights"]),
+        ("torch.float32", "pass", []),
+        ("None", "pass", []),
+        ("torch.bfloat16", "self.table.requires_grad_(False)", []),
+        ("torch.bfloat16", "self.table.float()", []),
+    ],
+)
+def test_a_layer_that_is_made_in_half_has_half_weights(tmp_path: Path, table: str, then: str, found: list[str]):
+    assert rules(tmp_path, MADE_IN.format(table=table, then=then)) == found

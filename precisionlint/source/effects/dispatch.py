@@ -171,7 +171,7 @@ def call_external(it: Interpreter, state: State, instr: p.Call, callee: External
             for position, value in children(it, state, args, instr.at):
                 it.adopt(state, obj, position, value)
                 state.heap[obj][position] = value
-            born(it, state, instr, obj, again)
+            born(it, state, instr, obj, again, args)
         return one(state, obj)
     if name in PURE or name.rpartition(".")[2].startswith("is_main"):
         values = tuple(value for _, value in args)

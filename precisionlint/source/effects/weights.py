@@ -172,13 +172,17 @@ def children(it: Interpreter, state: State, args: Args, at: Any) -> Iterator[tup
             position += 1
 
 
-def born(it: Interpreter, state: State, instr: p.Call, module: Obj, again: bool) -> None:
-    """A module is made: its weights take the default dtype. ``again``: one was made here before, whatever it has become."""
+def born(it: Interpreter, state: State, instr: p.Call, module: Obj, again: bool, args: Args = ()) -> None:
+    """A module is made: its weights take the dtype that it is given, or the default one. ``again``: one was made here before, whatever it
+    has become."""
+    given = argument(args, len(args), "dtype")
     default = state.heap.get(External("torch"), {}).get("default dtype")
-    dtype = dtype_of(default) if default is not None else None
+    dtype = dtype_of(given) or dtype_of(default)
     if dtype is not None or again:
         weights = frozenset({weight_path(it, module)})
-        how = f"made under set_default_dtype({dtype})" if dtype is not None else "made anew"
+        how = "made anew"
+        if dtype is not None:
+            how = f"made with dtype={dtype}" if dtype == dtype_of(given) else f"made under set_default_dtype({dtype})"
         it.emit(state, WeightsTake(it.where(state, instr.at), when(state), weights, dtype or "float32", how))
 
 
