@@ -371,3 +371,32 @@ for x in data():
 )
 def test_a_layer_that_is_made_in_half_has_half_weights(tmp_path: Path, table: str, then: str, found: list[str]):
     assert rules(tmp_path, MADE_IN.format(table=table, then=then)) == found
+
+
+EVALUATED = """
+import torch
+from torch import nn
+
+
+def evaluate(model, loader, half=True):
+    {cast}
+    for x in loader:
+        model(x.half())
+    {back}
+
+
+model = nn.Linear(3, 3)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(2):
+    for x in data():
+        model(x).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    evaluate(model, data())
+"""
+
+
+@pytest.mark.parametrize("cast", ["model.half()", "if half: model.half()", "half = True; model.half()"])
+@pytest.mark.parametrize(("back", "found"), [("pass", ["bf16-only-weights"]), ("model.float()", [])])
+def test_a_cast_counts_wherever_in_its_line_it_stands(tmp_path: Path, cast: str, back: str, found: list[str]):
+    assert rules(tmp_path, EVALUATED.format(cast=cast, back=back)) == found

@@ -52,7 +52,7 @@ NO_GRAD = regex(r"\s*@[\w.]*(?:no_grad|inference_mode)")
 TRAINS = regex(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_grad|optim", re.I)
 WEIGHTS = regex(r"parameters\(|state_dict\(")
 LEFT_HALF = regex(
-    r"^[ \t]*(?:([\w.]*(?:[Mm]odel|[Nn]et))[ \t]*=[ \t]*\1|[\w.]+)(?:\.\w+\([^()\n]*\))*"
+    r"(?:^[ \t]*|:[ \t]+|;[ \t]*)(?:([\w.]*(?:[Mm]odel|[Nn]et))[ \t]*=[ \t]*\1|[\w.]+)(?:\.\w+\([^()\n]*\))*"
     r"\.(?:half\(\)|bfloat16\(\)|to\([^()\n]*(?:float16|half|dtype)[^()\n]*\))",
     re.M,
 )
