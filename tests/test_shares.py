@@ -182,4 +182,4 @@ def test_what_only_a_reader_reads_makes_no_program(tmp_path: Path) -> None:
         "    shown = str(options)\n    print(shown)\n    print(options.name)\n    return nn.Linear(options.width, 1)\n\n\n"
         "class Linear(nn.Module):\n    def train_on(self, x):\n        self(x).sum().backward()\n"
     )
-    assert check([program.as_posix()]).coverage.programs == 2  # the top level and the class, which trains
+    assert check([program.as_posix()]).coverage.programs == 1  # the class, which trains

@@ -20,8 +20,10 @@ CASTS = regex(
 ALIGNS = regex(r"\.to\([\w.]+\.dtype\b|\btype_as\(|\.dtype [!=]= (?!torch\.)|\b(?:assert|if) [^\n]*\.dtype [!=]= ")
 """How a body brings one input to the dtype of another, or asks for them to agree."""
 
-MULTIPLIES = regex(r" @ |\bmatmul\(|(?:\b|_)(?:add|badd)?b?mm\(|\beinsum\(|\blinear\(|\bconv(?!ert)\w*\(")
-"""What autocast casts; a kernel of the project's own that is called so, it leaves alone."""
+MULTIPLIES = regex(
+    r" @ |\bmatmul\(|(?:\b|(?<!scaled)(?<!int)_)(?:add|badd)?b?mm\(|\beinsum\(|\blinear\(|\bconv(?!ert)\w*\("
+)
+"""What autocast casts; ``_scaled_mm``, ``_int_mm`` and a kernel of the project's own that is called so, it leaves alone."""
 ASSIGNED = regex(r"= [\w.]+(?:\.to\([\w.]+\.dtype\b|\.type_as\()|\b(?:assert|if) [^\n]*\.dtype\b")
 """That it keeps what it aligned, or asks for agreement."""
 LAUNCHES = regex(
