@@ -328,6 +328,9 @@ for x in data():
         ("one.norm() / two.norm()", []),
         ("model.weight.grad.norm()", ["scaled-gradients-read"]),
         ("one.norm() / 2", ["scaled-gradients-read"]),
+        ("model.weight.grad.norm() / two.norm()", []),
+        ("model.weight.grad.norm() / model.weight.norm()", ["scaled-gradients-read"]),
+        ("one.norm() / model.weight.norm()", ["scaled-gradients-read"]),
     ],
 )
 def test_a_norm_that_a_script_divides_by_the_scale_is_right(tmp_path: Path, shown: str, found: list[str]):

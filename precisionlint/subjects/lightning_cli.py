@@ -50,8 +50,8 @@ def recipe(table: Table, file: File) -> Recipe | None:
 
 def optimizer_of(file: File, name: str) -> ast.Call | None:
     """The plain optimizer that a class of the file makes in ``configure_optimizers``, over weights of its own."""
-    for owner in file.nodes:
-        if isinstance(owner, ast.ClassDef) and owner.name == name:
+    for owner in file.every(ast.ClassDef):
+        if owner.name == name:
             for method in owner.body:
                 if isinstance(method, FunctionDef) and method.name == "configure_optimizers":
                     whole = WHOLE.search(ast.unparse(method)) is not None

@@ -32,7 +32,7 @@ def stated(file: File, value: ast.expr, call: ast.AST, depth: int = DEPTH) -> li
 
 def fields(file: File, name: str) -> list[ast.expr]:
     """The default of the field of a class, unless every object of it is given another value; none where several classes have such a one."""
-    classes = [(each, field_defaults(each)) for each in file.nodes if isinstance(each, ast.ClassDef)]
+    classes = [(each, field_defaults(each)) for each in file.every(ast.ClassDef)]
     owners = [(owner, given) for owner, given in classes if name in given]
     return unless_given(file, owners[0][0].name, name, owners[0][1]) if len(owners) == 1 else []
 
@@ -45,7 +45,7 @@ def field_defaults(owner: ast.ClassDef) -> dict[str, ast.expr | None]:
 
 def unless_given(file: File, called: str, name: str, defaults: dict[str, ast.expr | None]) -> list[ast.expr]:
     """The default of a parameter, unless each call gives another value; none where nobody can tell what one gives."""
-    calls = [each for each in file.nodes if isinstance(each, ast.Call) and last_name(each.func) == called]
+    calls = [each for each in file.every(ast.Call) if last_name(each.func) == called]
     names = [each for each in defaults if each != "self"]
     given: list[ast.expr | None] = [] if calls else [defaults[name]]
     for call in calls:
@@ -58,8 +58,8 @@ def unless_given(file: File, called: str, name: str, defaults: dict[str, ast.exp
 
 def arguments(file: File, name: str) -> list[ast.expr]:
     """The default of a command-line argument."""
-    for each in file.nodes:
-        if isinstance(each, ast.Call) and last_name(each.func) == "add_argument":
+    for each in file.every(ast.Call):
+        if last_name(each.func) == "add_argument":
             words = [word.value for word in each.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
             if name in (word.lstrip("-").replace("-", "_") for word in words):
                 return [k.value for k in each.keywords if k.arg == "default"]
@@ -70,9 +70,7 @@ def held(file: File, name: str, at: ast.AST) -> list[ast.expr]:
     """What a name is set to: in the function around, by the default of its parameter unless each call gives another value, or at the top
     level of the file."""
     line = getattr(at, "lineno", 0)
-    around = [
-        each for each in file.nodes if isinstance(each, FunctionDef) and each.lineno <= line <= (each.end_lineno or 0)
-    ]
+    around = [each for each in file.functions if each.lineno <= line <= (each.end_lineno or 0)]
     for scope in sorted(around, key=lambda each: -each.lineno):
         found = [value for node in walk(scope) for value in values_of(node, name) if value.lineno < line]
         if found:

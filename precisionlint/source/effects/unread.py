@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Set
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Driven, Grads, Lost, Named, Weights, Written
@@ -189,7 +190,7 @@ def scope_at(it: Interpreter, state: State) -> list[Any]:
 
 def only_normalises(it: Interpreter, state: State, call: Any) -> bool:
     """Whether the norm of gradients is taken to divide gradients by it: the scale is in both, as in an adversarial step
-    ``epsilon * p.grad / norm``, or by the norm of others that carry it too. A threshold over the norm is another matter."""
+    ``epsilon * p.grad / norm``, or by the norm of other gradients that carry it too. A threshold over the norm is another matter."""
     nodes = [node for each in scope_at(it, state) for node in walk(each)]
     names = {
         target.id
@@ -210,18 +211,28 @@ def only_normalises(it: Interpreter, state: State, call: Any) -> bool:
     read = {
         id(node) for node in nodes if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load)
     }
-    ratios = (node for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div))
-    if any(
-        call in walk(each.left) + walk(each.right) and takes_norm(each.left) and takes_norm(each.right)
-        for each in ratios
-    ):
-        return True
+    taken = {
+        target.id
+        for node in nodes
+        if isinstance(node, ast.Assign)
+        and any(isinstance(each, ast.Call) and last_name(each.func) == "grad" for each in walk(node.value))
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in nodes:  # the ratio of two norms, both of gradients
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            sides = walk(node.left), walk(node.right)
+            if any(call in side for side in sides) and all(takes_norm_of_gradients(side, taken) for side in sides):
+                return True
     return id(call) in divides or (not read.isdisjoint(divides) and read <= divides | tested)
 
 
-def takes_norm(node: ast.expr) -> bool:
-    """Whether a norm is taken in an expression."""
-    return any(isinstance(each, ast.Call) and "norm" in last_name(each.func) for each in walk(node))
+def takes_norm_of_gradients(nodes: list[ast.AST], names: Set[str]) -> bool:
+    """Whether a norm is taken in an expression that speaks of gradients: by ``.grad``, or by one of these names."""
+    return any(isinstance(each, ast.Call) and "norm" in last_name(each.func) for each in nodes) and any(
+        (isinstance(each, ast.Attribute) and each.attr == "grad") or (isinstance(each, ast.Name) and each.id in names)
+        for each in nodes
+    )
 
 
 def read_grads(it: Interpreter, state: State, instr: p.Call, value: Value, api: str) -> None:
