@@ -22,6 +22,7 @@ from precisionlint.baseline import Baseline
 from precisionlint.cache import Kept
 from precisionlint.config import Configuration, Settings
 from precisionlint.findings import Coverage, Finding, Place, Replacement, Report, Suppressed
+from precisionlint.memory import uncollected
 from precisionlint.reader import (
     NOTHING,
     FileResult,
@@ -33,7 +34,6 @@ from precisionlint.reader import (
     holds_subject,
     rendered,
     spelled,
-    uncollected,
     unreadable,
     with_deep_stack,
 )

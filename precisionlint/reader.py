@@ -6,13 +6,11 @@ the settings that judge findings come later. So it can be kept, or made in anoth
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -349,19 +347,6 @@ def trees(display: str, path: Path, data: bytes) -> None:
 def unreadable(display: str, error: OSError) -> FileError:
     """Says that a file could not be read."""
     return FileError(display, None, f"cannot be read: {error.strerror or error}")
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Lets Python's garbage collector rest: it would walk growing trees over and over, for a third of the time, and find nothing. The
-    few cycles that are made are collected where trees are dropped (``Project.forget_large``)."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def with_deep_stack(work: Callable[[], T]) -> T:

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from precisionlint.reader import Looked, Plan, Reader, Reading, uncollected, with_deep_stack
+from precisionlint.memory import uncollected
+from precisionlint.reader import Looked, Plan, Reader, Reading, with_deep_stack
 
 Task = tuple[Plan, list[tuple[str, str]]]
 """A plan and files: (name as the user gave it, path)."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import gc
 import os
 import re
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+from precisionlint.memory import collect
 from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.apis import table
@@ -402,7 +402,7 @@ class Project:
         if len(self.modules) > KEPT or len(self.files) > KEPT:
             self.modules.clear()
             self.files.clear()
-            gc.collect()  # what functions and their frames keep of each other
+            collect()  # what functions and their frames keep of each other
         if len(self.outlines) > OUTLINES:
             self.outlines.clear()
             self._reaches.clear()

@@ -96,6 +96,7 @@ class Bearers:
         self._trees: dict[Path, ast.Module | None] = {}
         self._imported: dict[Path, dict[str, tuple[ast.Import | ast.ImportFrom, ast.alias]]] = {}
         self._answers: dict[tuple[Path, int, Path], bool] = {}
+        self._by_name: dict[Path, bool] = {}
 
     def holds(self, cast: Cast, path: Path, near: Path) -> bool:
         """Whether what a file casts may hold code of the file ``near``."""
@@ -137,7 +138,10 @@ class Bearers:
         return target or (None if node.level else node.module)
 
     def by_name(self, path: Path) -> bool:
-        return BY_NAME.search(self.text(path)) is not None
+        """Whether a file makes objects by names that it is handed."""
+        if path not in self._by_name:
+            self._by_name[path] = BY_NAME.search(self.text(path)) is not None
+        return self._by_name[path]
 
 
 class Following:

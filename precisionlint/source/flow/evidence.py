@@ -108,6 +108,7 @@ SEEN_ONLY = frozenset({"loss under autocast", "a device with its index"})
 """What handling dtypes says nothing of: only a line that shows it counts."""
 TESTS = regex(r"(?:^|/)(?:tests?|docs?|benchmarks?)/|(?:^|/)(?:test_|conftest)|_test\.py$")
 WORD = regex(r"\w+")
+SAID = regex(rb"\.?\w+")
 AS = regex(r"\bas\s+\w+")
 REGISTERS = regex(rb"regist(?!er_(?:buffer|parameter|\w*hook))|entry_point", re.I)
 MODULE = regex(rb"def forward\(")
@@ -143,6 +144,7 @@ class Evidence:
         self._exports: dict[Path, dict[str, Path]] = {}
         self._reached: dict[Path, frozenset[Path]] = {}
         self._under_autocast: dict[Path, bool] = {}
+        self._texts: dict[Path, bytes] = {}
         self.bearers = Bearers(project, self.leads, self.importing, self.text, self.taken)
         self.casts = Casts(self.bearers)
 
@@ -245,24 +247,31 @@ class Evidence:
         stem = path.stem.encode()
         named = {stem, *(name for one in library for name in DEFINED.findall(self.text(one)))} - GENERAL
         # ``F.gelu`` is no function of the project's, and what a class is an attribute of may be its package.
-        functions = {name for name in named if name[:1].islower() and name != stem}
-        spoken = re.compile(rb"\b(?:" + one_of(named - functions) + rb")\b|(?<![\w.])(?:" + one_of(functions) + rb")\b")
+        attributes = {b"." + name for name in named if not name[:1].islower() or name == stem}
         mine = frozenset(library)
         self._callers[path] = [
             other
             for other in self.files
-            if other not in mine and (self.bearers.by_name(other) or self.means(other, spoken, mine))
+            if other not in mine
+            and (self.bearers.by_name(other) or self.means(other, self.spoken[other] & (named | attributes), mine))
         ]
         return self._callers[path]
 
-    def means(self, path: Path, spoken: re.Pattern[bytes], library: frozenset[Path]) -> bool:
-        """Whether a file speaks of what these define, and not of what it has by the same name from elsewhere. A function's name that others
-        define as well says nothing: ``evaluate``."""
-        for name in set(spoken.findall(self.text(path))):
+    def means(self, path: Path, said: frozenset[bytes], library: frozenset[Path]) -> bool:
+        """Whether a file that says these names speaks of what a library defines, and not of what it has by the same name from elsewhere. A
+        function's name that others define as well says nothing: ``evaluate``."""
+        for name in {each.lstrip(b".") for each in said}:
             others = self.definers.get(name, set()) - library
             if not others or (name[:1].isupper() and not any(self.leads(path, one) for one in others)):
                 return True
         return False
+
+    @cached_property
+    def spoken(self) -> dict[Path, frozenset[bytes]]:
+        """File -> which it says of the names that files define, and of those of the files; with a dot where it is said as an attribute."""
+        known = {*self.definers, *(path.stem.encode() for path in self.files)} - GENERAL
+        known |= {b"." + name for name in known}
+        return {path: frozenset(known.intersection(SAID.findall(self.text(path)))) for path in self.files}
 
     @cached_property
     def definers(self) -> dict[bytes, set[Path]]:
@@ -342,11 +351,14 @@ class Evidence:
         return words is None or any(word in data for word in words)
 
     def text(self, path: Path) -> bytes:
-        """A file without its documentation."""
-        data = self.project.read(path) or b""
-        if b'"""' in data or b"'''" in data:
-            data = TEXT.sub(lambda text: b"\n" * text[0].count(b"\n"), data)
-        return COMMENT.sub(b"", data)
+        """A file without its documentation. All are kept: each question goes through the files of the project once more, and taking the
+        documentation out costs more than the question."""
+        if path not in self._texts:
+            data = self.project.read(path) or b""
+            if b'"""' in data or b"'''" in data:
+                data = TEXT.sub(lambda text: b"\n" * text[0].count(b"\n"), data)
+            self._texts[path] = COMMENT.sub(b"", data)
+        return self._texts[path]
 
     def programs(self, path: Path) -> list[Path]:
         """The files that run together with one: it and those that lead to it, what it leads to, and what the others import themselves;
@@ -444,11 +456,6 @@ class Evidence:
                     )
                     found[(alias or word).strip()] = part or further.get(word) or target
         return self._exports[package]
-
-
-def one_of(names: set[bytes]) -> bytes:
-    """A pattern of any of these names, or of nothing."""
-    return b"|".join(re.escape(name) for name in sorted(names)) or b"(?!)"
 
 
 def reached(starts: list[Path], edges: dict[Path, list[Path]]) -> list[Path]:

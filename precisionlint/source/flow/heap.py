@@ -110,7 +110,7 @@ class Source(Struct, eq=False, dict=True):
         return found
 
 
-class Function(Struct, eq=False):
+class Function(Struct, eq=False, dict=True):
     """A function where it is written: its file, the variables around it, and the class that it is a method of."""
 
     node: FunctionNode
@@ -121,6 +121,16 @@ class Function(Struct, eq=False):
     @property
     def name(self) -> str:
         return "<lambda>" if isinstance(self.node, ast.Lambda) else self.node.name
+
+    @cached_property
+    def siblings(self) -> frozenset[str]:
+        """The methods that a method calls of its own object."""
+        calls = (node.func for node in walk(self.node) if isinstance(node, ast.Call))
+        return frozenset(
+            func.attr
+            for func in calls
+            if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "self"
+        )
 
 
 class Class(Struct, eq=False, dict=True):

@@ -12,7 +12,7 @@ from precisionlint.patterns import regex
 from precisionlint.source.flow.evaluate import Frame
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Function, Source, Spent, instance
 from precisionlint.source.flow.remembered import Remembered
-from precisionlint.source.flow.words import TEST_FILE, Asked, calls, foreign, words_of
+from precisionlint.source.flow.words import TEST_FILE, Asked, foreign, words_of
 from precisionlint.source.root import file_of
 from precisionlint.valueflow import HALF, WIDE, Called, Ended, Scope, Touched, Value
 
@@ -127,7 +127,7 @@ class Flow:
             for base in cls.lineage[1:]
             if base.source is not self.source
             for method in base.methods.values()
-            if method.name not in ("__init__", name) and cls.method(method.name) is method and calls(method.node, name)
+            if method.name not in ("__init__", name) and cls.method(method.name) is method and name in method.siblings
         ]
         self.inherited = True
         for method in above:

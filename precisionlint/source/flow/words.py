@@ -166,17 +166,6 @@ def is_device(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "device" and ast_name(node.value) == "torch"
 
 
-def calls(function: ast.AST, name: str) -> bool:
-    """Whether a method calls another of its object."""
-    return any(
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == name
-        and ast_name(node.func.value) == "self"
-        for node in walk(function)
-    )
-
-
 WIDE_GRADIENT = regex(
     r"assert [^\n]*\.grad(?:\.data)?\.(?:dtype (?:==|is) torch\.float(?:32)?\b|type\(\) == '(?:torch|\{\})\.cuda\.FloatTensor)"
 )
