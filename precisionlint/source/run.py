@@ -157,6 +157,9 @@ class Run:
             return None
         seen = ((place_of(one.at), one.text) for one in hit.trace)
         steps = [Step(relative(where, file.display), text) for where, text in seen if where is not None]
+        branches = self.branches(file, [place, *(step.place for step in steps)])
+        if branches is None:
+            return None
         if documents.kind(file.display) == "other" and TEST_PATH.search(inside(file.path, file.project.root)):
             hit = replace(hit, confidence="possible")  # a configuration that a test runs, to see that it does
         if hit.confidence == "possible" and not self.possible:
@@ -188,7 +191,17 @@ class Run:
                 steps.insert(0, Step(relative(where, file.display), said))
         if flows and hit.confidence != "possible" and self.flow_callers(file.project).rule_out(hit.rule, place, file):
             return None
-        return self.stated(hit, place, tuple(steps), fix_of(hit, place.path, place_of))
+        return self.stated(hit, place, tuple(steps), fix_of(hit, place.path, place_of), branches)
+
+    def branches(self, file: File, places: list[Place]) -> tuple[str, ...] | None:
+        """What the places of a hit in its own file hang on, in words; None where one of them is never reached."""
+        if documents.kind(file.display) == "other":
+            return ()
+        from precisionlint.subjects.branches import way
+
+        assumed = {name: meant.value for name, meant in self.assume.items() if isinstance(meant, Const)}
+        ways = [way(file, place, assumed) for place in dict.fromkeys(places) if place.path == file.display]
+        return None if any(each.closed for each in ways) else tuple(word for each in ways for word in each.when)
 
     def flow_callers(self, project: Project) -> flow_callers.Callers:
         if project.root not in self.flowing:
@@ -272,7 +285,10 @@ class Run:
 
         return self.stated(hit, place, tuple(steps), fix_of(hit, place.path, placed))
 
-    def stated(self, hit: Hit, place: Place, trace: tuple[Step, ...], fix: Fix | None) -> Finding:
+    def stated(
+        self, hit: Hit, place: Place, trace: tuple[Step, ...], fix: Fix | None, branches: tuple[str, ...] = ()
+    ) -> Finding:
+        """A hit as a finding; ``branches``: what its places hang on beside what its trace tells."""
         rule = self.rules[hit.rule]
         return Finding(
             rule=hit.rule,
@@ -281,7 +297,7 @@ class Run:
             confidence=hit.confidence,
             message=hit.message,
             place=place,
-            when=" and ".join(conditions(hit)[:3]),
+            when=" and ".join(conditions(hit, branches)[:3]),
             trace=trace,
             fix=None if hit.confidence == "possible" else fix,
             torch=hit.torch,
@@ -358,9 +374,10 @@ def internal_error(display: str, error: Exception) -> FileError:
     return FileError(display, None, f"internal error, please report it: {type(error).__name__}: {error}")
 
 
-def conditions(hit: Hit) -> list[str]:
+def conditions(hit: Hit, branches: tuple[str, ...] = ()) -> list[str]:
     """The branches that the way to a finding takes, in words; those that it takes both ways say nothing."""
-    labels = dict.fromkeys(label for seen in hit.trace for label in seen.when if CONFIGURATION.match(label))
+    words = (*branches, *(label for seen in hit.trace for label in seen.when))
+    labels = dict.fromkeys(label for label in words if CONFIGURATION.match(label))
     labels = {label: None for label in labels if not PASSING.search(label)}
     taken = set(labels)
     equal = {label.partition(" == ")[0] for label in labels if " == " in label}

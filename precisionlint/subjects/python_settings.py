@@ -17,6 +17,7 @@ from precisionlint.patterns import regex
 from precisionlint.recipes import HALVES, UNKNOWN, Recipe, Setting
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File, deepspeed, megatron
+from precisionlint.subjects.branches import enclosing, set_once, truth
 from precisionlint.subjects.grown import grown, literal
 from precisionlint.subjects.names import last_name
 from precisionlint.subjects.stated import defaults, stated
@@ -226,10 +227,12 @@ def _half_named(file: File) -> str:
 
 
 def _choices(file: File, value: ast.expr, call: ast.Call, depth: int = 3) -> Iterator[ast.expr]:
-    """The expressions that a value can come from: the sides of a conditional expression, and what a local name was given."""
+    """The expressions that a value can come from: the sides of a conditional expression, the one that the file decides for where it does, and
+    what a name was given, locally or once and for all."""
     held = _assigned(file, value, call) if depth else []
     if isinstance(value, ast.IfExp):
-        held = [value.body, value.orelse]
+        decided = truth(file, value.test, enclosing(file, value), {})
+        held = [side for side, taken in ((value.body, True), (value.orelse, False)) if decided in (None, taken)]
     if not held:
         yield value
     for each in held:
@@ -333,18 +336,20 @@ def _half_of_hook(file: File, hook: ast.expr) -> str:
 
 
 def _assigned(file: File, value: ast.expr, call: ast.Call) -> list[ast.expr]:
-    """What a local name holds at a call: the values assigned to it above, in the same function."""
+    """What a name holds at a call: the values assigned to it above, in the same function, or what the file says once and for all."""
     if not isinstance(value, ast.Name):
         return []
-    around = [f for f in file.functions if f.lineno <= call.lineno <= (f.end_lineno or f.lineno)]
-    scope: ast.AST = max(around, key=lambda f: f.lineno) if around else file.syntax
-    return [
+    around = enclosing(file, call)
+    scope: ast.AST = around[-1] if around else file.syntax
+    local = [
         node.value
         for node in walk(scope)
         if isinstance(node, ast.Assign)
         and node.lineno < call.lineno
         and any(isinstance(target, ast.Name) and target.id == value.id for target in node.targets)
     ]
+    given = None if local else set_once(file, value.id, around)
+    return local if given is None else [given]
 
 
 def _setting(file: File, keyword: ast.keyword) -> Setting:
