@@ -221,7 +221,8 @@ class LossUnscaled(Event, frozen=True, eq=False):
 
 class Backward(Event, frozen=True, eq=False):
     """Gradients are added up. ``scale`` is Known(scaler), Known(None) for a loss that nothing scaled, or None. ``engine``: whose backward
-    this is, where that scales; ``weights``: those whose gradients it reaches, where that is known."""
+    this is, where that scales; ``weights``: those whose gradients it reaches, where that is known; ``times``: the number by which the loss
+    was multiplied, where the program shows one, and ``only``: it uses that for nothing else."""
 
     scale: Known[Named | None] | None
     loss_region: Region | None
@@ -229,6 +230,8 @@ class Backward(Event, frozen=True, eq=False):
     scaled_at: Any = None
     engine: Engine | None = None
     weights: Weights | None = None
+    times: Named | None = None
+    only: bool = False
 
 
 class Grads(Event, frozen=True, eq=False):
@@ -236,7 +239,7 @@ class Grads(Event, frozen=True, eq=False):
 
     ``how``: ``"clip"``, ``"mul"``, ``"read"``, ``"unscale"``, ``"reduce"``. ``factor`` says what they are multiplied by
     (``"1/scale"``, ``"other"``) or, for a clip, what its threshold carries (``"scale"``). ``part`` is True when only some of the
-    weights' gradients are touched.
+    weights' gradients are touched; ``divided`` the number by which they are, whatever that is.
     """
 
     weights: Weights | None
@@ -247,6 +250,7 @@ class Grads(Event, frozen=True, eq=False):
     optimizer: Named | None = None
     part: bool = False
     engine: Engine | None = None
+    divided: Named | None = None
 
 
 class Driven(Event, frozen=True, eq=False):

@@ -8,16 +8,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from precisionlint.checks.base import Change, Evidence, Family, Hit, Remedy, Seen, frozen
-from precisionlint.checks.scale_ledger import (
-    AUTOMATON,
-    Ledger,
-    Own,
-    Pending,
-    Progress,
-    in_half,
-    owned,
-    seen,
+from precisionlint.checks.own_scales import (
+    A_SCALER,
+    by_hand,
+    clipped_before_division,
+    divided,
+    hand_needs,
+    is_scale,
+    never_divided,
 )
+from precisionlint.checks.scale_ledger import AUTOMATON, in_half, owned, seen
+from precisionlint.checks.scale_records import Ledger, Own, Pending, Progress
 from precisionlint.events import (
     Backward,
     Closed,
@@ -42,11 +43,6 @@ FAMILY = Family(AUTOMATON)
 
 
 # -- what the rules share
-
-
-def by_hand(scaler: Named) -> bool:
-    """A loss scale kept by hand: its id is the key of a number, not an object."""
-    return isinstance(scaler.id, tuple)
 
 
 def still_scaled(ledger: Ledger, weights: Weights | None) -> Pending | None:
@@ -87,11 +83,6 @@ def unscaled_others(ledger: Ledger, scaler: Named, own: Own | None) -> list[Prog
 
 def trace(pending: Pending, *more: Seen) -> tuple[Seen, ...]:
     return tuple(s for s in (pending.scaled, pending.backward, *more) if s is not None)
-
-
-def hand_needs(scaler: Named) -> tuple[Any, ...]:
-    """A loss scale kept by hand is one only if the program also divides by it."""
-    return (("unscaled by hand", scaler.id),) if by_hand(scaler) else ()
 
 
 def never_unscaled(ledger: Ledger, event: Step, rule: str, how: str, does: str, follows: str) -> Iterator[Hit]:
@@ -152,27 +143,32 @@ def clip_before_unscale(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
         return
     yield from unscaled(event)
     yield from unscaled_later(ledger, event, "clip-before-unscale", "clip", "sees", ALWAYS_BITES)
-    if event.how == "mul" and event.factor == "1/scale" and event.scaler is not None:
-        yield Evidence(("unscaled by hand", event.scaler.id))
+    yield from divided(event)
     if event.how != "clip" or event.factor == "scale":
         return
     pending = still_scaled(ledger, event.weights)
-    if pending is None:
-        return
     own = optimizer_of(ledger, event.weights)
-    other = next((p for p in unscaled_others(ledger, pending.scaler, own)), None)
     whose = f" of '{own.optimizer.name}'" if own is not None and own.optimizer.name else ""
     consequence = {
         True: "so it always bites; Adam divides the constant out again, until its eps no longer is small against what is left",
         False: "so it always bites and the update shrinks by as much",
         None: "so it always bites: SGD's update shrinks by as much, Adam's by its eps alone",
     }[adaptive(ledger.owns if own is None else [own])]
+    if pending is None:
+        yield from clipped_before_division(ledger, event, consequence)
+        return
+    other = next((p for p in unscaled_others(ledger, pending.scaler, own)), None)
+    how_large = (
+        "as many times too large as that is"
+        if by_hand(pending.scaler)
+        else "65536 times too large (the scale's default)"
+    )
     instead = f"; '{pending.scaler.name}' has unscaled those of '{other.optimizer.name}'" if other is not None else ""
     yield Hit(
         "clip-before-unscale",
         event.at,
-        f"{event.api} sees gradients{whose} still scaled by '{pending.scaler.name}': its threshold meets a norm 65536 times too large "
-        f"(the scale's default), {consequence}{instead}",
+        f"{event.api} sees gradients{whose} still scaled by '{pending.scaler.name}': its threshold meets a norm {how_large}, "
+        f"{consequence}{instead}",
         trace(pending, *([other.seen] if other is not None else []), seen(event, "clipped here, not unscaled since")),
         needs=hand_needs(pending.scaler),
         fix=unscaled_first(event, pending.scaler, own),
@@ -203,6 +199,7 @@ def scaled_gradients_read(ledger: Ledger, event: Grads | Step | LossUnscaled) ->
         yield from never_unscaled(ledger, event, "scaled-gradients-read", "read", "reads", TOO_LARGE)
         return
     yield from unscaled(event)
+    yield from divided(event)
     if event.how == "unscale":  # of a norm that is read, a scale kept by hand may be taken out where it is used
         yield from unscaled_later(ledger, event, "scaled-gradients-read", "read", "reads", TOO_LARGE)
     if event.how != "read":
@@ -260,7 +257,17 @@ def by_another_scaler(ledger: Ledger, event: Grads | Step) -> Iterator[Hit]:
 @FAMILY.rule("step-bypasses-scaler", Grads, Step)
 def step_bypasses_scaler(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
     yield from by_another_scaler(ledger, event)
-    if isinstance(event, Grads) or event.via is not None or ledger.unknown or ledger.is_plain:
+    if isinstance(event, Grads):
+        yield from divided(event)
+        return
+    if event.via is not None:
+        yield Evidence(A_SCALER)
+    if event.via is not None or ledger.unknown:
+        return
+    own = next((o for o in ledger.owns if o.optimizer == event.optimizer), None)
+    if ledger.is_plain:
+        if ledger.times is not None and is_scale(ledger.times.scaler):
+            yield from never_divided(event, ledger.times, adaptive([] if own is None else [own]))
         return
     name = event.optimizer.name
     for scaler, here in ledger.partial:
@@ -289,9 +296,9 @@ def step_bypasses_scaler(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
     pending = pending_over(ledger, mine)
     if pending is None:
         return
-    if by_hand(pending.scaler):
-        return  # a weight of the loss may be called its scale: only a division by part of it tells
-    own = next((o for o in ledger.owns if o.optimizer == event.optimizer), None)
+    if by_hand(pending.scaler):  # a weight of the loss may be called its scale, where nothing else needs one
+        yield from never_divided(event, pending, adaptive([] if own is None else [own]))
+        return
     consequence = {
         True: "Adam divides the constant out, but its eps no longer counts and no step with inf or NaN is skipped",
         False: "the update is 65536 times too large (the scale's default)",

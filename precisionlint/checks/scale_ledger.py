@@ -5,11 +5,23 @@ The ledger keeps, for every scaler, whose gradients stand scaled and how far eac
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from msgspec.structs import replace
 
 from precisionlint.checks.base import Automaton, Seen
+from precisionlint.checks.scale_records import (
+    Adapter,
+    Clean,
+    Half,
+    Ledger,
+    Made,
+    Own,
+    Pending,
+    Progress,
+    Touched,
+    Waiting,
+)
 from precisionlint.events import (
     AdapterAdded,
     Adopted,
@@ -29,7 +41,6 @@ from precisionlint.events import (
     Sharded,
     Step,
     Update,
-    WeightPath,
     Weights,
     WeightsTake,
     ZeroGrad,
@@ -37,148 +48,6 @@ from precisionlint.events import (
     moved,
     overlap,
 )
-from precisionlint.records import Record
-
-
-class Pending(Record, frozen=True, eq=False):
-    """Gradients that stand scaled by a scaler, since that backward; of which weights, where that is known."""
-
-    aside: ClassVar[tuple[str, ...]] = ("backward", "scaled")
-
-    scaler: Named
-    backward: Seen
-    scaled: Seen | None
-    weights: Weights | None = None
-
-
-class Progress(Record, frozen=True, eq=False):
-    """How far an optimizer has come with a scaler since its last update: ``"unscaled"`` or ``"stepped"``.
-
-    ``dropped``: its gradients were set to zero since, so the next unscale_ meets new ones; ``older``: the scaler has scaled another loss since.
-    """
-
-    aside: ClassVar[tuple[str, ...]] = ("seen",)
-
-    scaler: Named
-    optimizer: Named
-    phase: str
-    dropped: bool
-    seen: Seen
-    older: bool = False
-
-
-class Clean(Record, frozen=True, eq=False):
-    """An optimizer whose gradients stand unscaled. ``mixed``: a scaled backward has added to them since."""
-
-    aside: ClassVar[tuple[str, ...]] = ("seen", "mixed_by")
-
-    optimizer: Named | None
-    weights: Weights | None
-    consumed: bool
-    mixed: bool
-    seen: Seen
-    mixed_by: Seen | None = None
-
-
-class Touched(Record, frozen=True, eq=False):
-    """Gradients that were clipped or read (``how``) where no backward is in sight: whether they stood scaled, the step tells that follows."""
-
-    aside: ClassVar[tuple[str, ...]] = ("seen",)
-
-    weights: Weights | None
-    how: str
-    api: str
-    seen: Seen
-
-
-class Waiting(Record, frozen=True, eq=False):
-    """A scaler that was updated while gradients that it scaled had not been stepped with. ``guess``: no backward is in sight; ``renewed``:
-    the name of one that has stepped stands for another by now, in the loop in which the update ran; ``left``: that loop is left."""
-
-    aside: ClassVar[tuple[str, ...]] = ("update",)
-
-    scaler: Named
-    stepped: frozenset[Named]
-    update: Seen
-    guess: bool = False
-    renewed: bool = False
-    left: bool = False
-
-
-class Made(Record, frozen=True, eq=False):
-    """A scaler and how it was made.
-
-    ``stepped``: the optimizers that stepped through it; ``before``: those that stepped through one that was made at the same place
-    earlier, and that go on.
-    """
-
-    aside: ClassVar[tuple[str, ...]] = ("seen",)
-
-    scaler: Named
-    cls: str
-    stepped: frozenset[Named]
-    seen: Seen
-    before: frozenset[Named] = frozenset()
-
-
-class Own(Record, frozen=True, eq=False):
-    aside: ClassVar[tuple[str, ...]] = ("seen",)
-
-    optimizer: Named
-    weights: Weights | None
-    cls: str
-    fused: bool
-    seen: Seen
-
-
-class Half(Record, frozen=True, eq=False):
-    """Weights in fp16, and where they became so."""
-
-    aside: ClassVar[tuple[str, ...]] = ("seen",)
-
-    path: WeightPath
-    seen: Seen
-
-
-class Adapter(Record, frozen=True, eq=False):
-    """Trainable weights that were made in fp16, inside a model whose own weights became fp16 before."""
-
-    aside: ClassVar[tuple[str, ...]] = ("cast", "seen")
-
-    weights: Weights
-    cast: Seen
-    seen: Seen
-
-
-class Ledger(Record, frozen=True, eq=False):
-    """The state of loss scaling on one path. ``fp16``: a backward of fp16 gradients that nothing scaled, in this turn of the loop, with
-    nothing done to them since. ``window``: of a step that is measured; what stood before it is not known, and nobody's to guess.
-    ``used``: scalers that came from outside and have stepped; ``moved_on``: those that were updated since they scaled a loss, and ``stale``:
-    where their scale was read since. ``hidden``: scalers of gradients that may have been set to zero, and may stand as they were."""
-
-    aside: ClassVar[tuple[str, ...]] = ("plain", "fp16")
-
-    pending: frozenset[Pending] = frozenset()
-    plain: Seen | None = None
-    unknown: bool = False
-    progress: frozenset[Progress] = frozenset()
-    clean: frozenset[Clean] = frozenset()
-    partial: frozenset[tuple[Named, Seen]] = frozenset()
-    waiting: frozenset[Waiting] = frozenset()
-    made: frozenset[Made] = frozenset()
-    owns: frozenset[Own] = frozenset()
-    sharded: bool = False
-    half: frozenset[Half] = frozenset()
-    adapters: frozenset[Adapter] = frozenset()
-    lost: bool = False
-    is_plain: bool = False
-    fp16: Backward | None = None
-    touched: frozenset[Touched] = frozenset()
-    window: bool = False
-    used: frozenset[Named] = frozenset()
-    moved_on: frozenset[Named] = frozenset()
-    stale: frozenset[tuple[Named, Any]] = frozenset()
-    hidden: frozenset[Named] = frozenset()
 
 
 def seen(event: Event, text: str) -> Seen:
@@ -201,7 +70,17 @@ def after_backward(ledger: Ledger, event: Backward) -> Ledger:
     scaler = event.scale.value
     if scaler is None:
         here = seen(event, "backward of a loss that nothing scaled")
-        return replace(ledger, plain=here, is_plain=True, fp16=event if fp16_unscaled(event) else ledger.fp16)
+        times = ledger.times
+        if event.times is not None:
+            times = Pending(
+                event.times,
+                seen(event, f"backward of a loss times {event.times.name}"),
+                None,
+                event.weights,
+                event.only and under_fp16(event),
+            )
+        fp16 = event if fp16_unscaled(event) else ledger.fp16
+        return replace(ledger, plain=here, is_plain=True, fp16=fp16, times=times)
     here = seen(event, f"backward: gradients carry the scale of '{scaler.name}'")
     scaled = None
     if event.scaled_at is not None:
@@ -214,7 +93,8 @@ def after_backward(ledger: Ledger, event: Backward) -> Ledger:
         for c in ledger.clean
     )
     again = {p for p in ledger.pending if p.scaler == scaler and event.weights in (None, p.weights)}
-    pending = ledger.pending - again | {Pending(scaler, here, scaled, event.weights)}
+    fixed = event.times == scaler and event.only and under_fp16(event)
+    pending = ledger.pending - again | {Pending(scaler, here, scaled, event.weights, fixed)}
     waiting = frozenset(w for w in ledger.waiting if w.scaler != scaler)
     progress = frozenset(replace(p, older=True) if p.scaler == scaler else p for p in ledger.progress)
     return replace(ledger, pending=pending, clean=clean, waiting=waiting, progress=progress)
@@ -222,13 +102,18 @@ def after_backward(ledger: Ledger, event: Backward) -> Ledger:
 
 def fp16_unscaled(event: Backward) -> bool:
     """Whether a loss that was computed under fp16 autocast of a GPU runs backward as it is."""
+    return event.scale == Known(None) and under_fp16(event)
+
+
+def under_fp16(event: Backward) -> bool:
+    """Whether a loss was computed under fp16 autocast of a GPU."""
     region = event.loss_region
-    if event.scale != Known(None) or region is None or region.opener:
-        return False
-    return region.dtype == "float16" and region.device != "cpu"
+    return region is not None and not region.opener and region.dtype == "float16" and region.device != "cpu"
 
 
 def after_grads(ledger: Ledger, event: Grads) -> Ledger:
+    if ledger.times is not None and event.divided == ledger.times.scaler:
+        ledger = replace(ledger, times=None)
     if event.how in ("clip", "read") and event.factor != "scale" and nothing_known(ledger):
         here = seen(event, f"{event.api} meets them here, and nothing unscales them before the step")
         return replace(ledger, touched=ledger.touched | {Touched(event.weights, event.how, event.api, here)})
@@ -279,7 +164,7 @@ def after_step(ledger: Ledger, event: Step) -> Ledger:
     clean |= {Clean(event.optimizer, owned(ledger, event.optimizer), True, False, here)}
     ledger = replace(ledger, clean=clean)
     if event.via is None:
-        return replace(ledger, plain=None, is_plain=False, fp16=None, partial=frozenset())
+        return replace(ledger, plain=None, is_plain=False, fp16=None, times=None, partial=frozenset())
     here = seen(event, f"'{event.via.name}' steps '{event.optimizer.name}'")
     others = frozenset(p for p in ledger.progress if (p.scaler, p.optimizer) != (event.via, event.optimizer))
     made = frozenset(
@@ -294,6 +179,7 @@ def after_step(ledger: Ledger, event: Step) -> Ledger:
         plain=None,
         is_plain=False,
         fp16=None,
+        times=None,
     )
 
 
@@ -346,7 +232,7 @@ def after_zero(ledger: Ledger, event: ZeroGrad) -> Ledger:
     if event.optimizer is not None:  # which does not wait with them any longer
         waiting = frozenset(replace(w, stepped=w.stepped | {event.optimizer}) for w in ledger.waiting)
     return replace(
-        ledger, clean=clean, progress=progress, pending=pending, plain=None, is_plain=False, fp16=None, unknown=False,
+        ledger, clean=clean, progress=progress, pending=pending, plain=None, is_plain=False, fp16=None, times=None, unknown=False,
         waiting=waiting, partial=frozenset(), hidden=hidden,
     )  # fmt: skip
 
@@ -389,6 +275,7 @@ def after_owns(ledger: Ledger, event: Owns) -> Ledger:
         plain=None,
         is_plain=False,
         fp16=None,
+        times=None,
     )
 
 
@@ -403,6 +290,7 @@ def after_lost(ledger: Ledger, event: Lost) -> Ledger:
         plain=None,
         is_plain=False,
         fp16=None,
+        times=None,
         unknown=True,
     )
 

@@ -9,16 +9,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from precisionlint.checks.base import Change, Evidence, Family, Hit, Remedy, Seen
-from precisionlint.checks.scale_ledger import (
-    AUTOMATON,
-    Ledger,
-    Made,
-    fp16_unscaled,
-    seen,
-)
+from precisionlint.checks.own_scales import A_SCALER, divided, is_scale, taken_out
+from precisionlint.checks.scale_ledger import AUTOMATON, fp16_unscaled, seen
+from precisionlint.checks.scale_records import Ledger, Made
 from precisionlint.events import (
     Backward,
     Checkpoint,
+    Grads,
     Known,
     LossScaled,
     Region,
@@ -89,26 +86,28 @@ def switched_off(maker: Made, event: LossScaled) -> Remedy | None:
     return Remedy((Change("argument", maker.seen.at, f"enabled@{position}", "False"),))
 
 
-@FAMILY.rule("fp16-without-scaler", Backward, ScalerMade, LossScaled, Step, ZeroGrad)
-def fp16_without_scaler(ledger: Ledger, event: Backward | ScalerMade | LossScaled | Step | ZeroGrad) -> Iterator[Any]:
+@FAMILY.rule("fp16-without-scaler", Backward, Grads, ScalerMade, LossScaled, Step, ZeroGrad)
+def fp16_without_scaler(
+    ledger: Ledger, event: Backward | Grads | ScalerMade | LossScaled | Step | ZeroGrad
+) -> Iterator[Any]:
     """Reported where a step follows; where none is seen, as possible (what only measures or compares gradients loses little by theirs), and
     not at all where the gradients are dropped."""
     match event:
         case Backward():
-            if fp16_unscaled(event):
+            if fp16_unscaled(event) and not is_scale(event.times):
                 seen = {} if ledger.window else {"confidence": "possible"}
-                yield replace(unprotected(event), unless=(A_SCALER, dropped(event)), **seen)
+                hit = unprotected(event)
+                yield replace(hit, unless=(*hit.unless, dropped(event)), **seen)
+        case Grads():
+            yield from divided(event)
         case Step():
-            if ledger.fp16 is not None:
+            if ledger.fp16 is not None and not is_scale(ledger.fp16.times):  # else see step-bypasses-scaler
                 yield unprotected(ledger.fp16)
         case ZeroGrad():
             if ledger.fp16 is not None:
                 yield Evidence(dropped(ledger.fp16))
         case _:
             yield Evidence(A_SCALER)
-
-
-A_SCALER = "a scaler"
 
 
 def dropped(backward: Backward) -> tuple[str, Any]:
@@ -126,7 +125,7 @@ def unprotected(backward: Backward) -> Hit:
         f"backward of a loss computed under fp16 autocast ({how}) with no GradScaler: gradients below 6e-8 become 0",
         (Seen(region.at, "fp16 autocast", region.when), seen(backward, "backward, the loss not scaled")),
         confidence="certain" if region.device == "cuda" else "likely",
-        unless=(A_SCALER,),
+        unless=(A_SCALER,) if backward.times is None else (A_SCALER, taken_out(backward.times)),
     )
 
 

@@ -120,6 +120,7 @@ class Interpreter:
         self.turns: list[bool] = []  # of each loop being run: whether it is followed item by item
         self.kept: set[str] = set(assume)
         self.labelled: dict[str, set[Cond]] = {}  # branches in words -> what holds there
+        self.multiplied: dict[Sym, Named] = {}  # what was multiplied in place by a number -> that
         self.chosen: dict[tuple[Any, str], str] = {}  # what holds a half dtype on some paths only -> its name
         self.mros: dict[Class, list[Value]] = {}
         self.decorator_values: dict[p.Function, tuple[Value, ...]] = {}

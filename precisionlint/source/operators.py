@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from precisionlint.events import Named
 from precisionlint.patterns import regex
 from precisionlint.source.blur import is_kept
 from precisionlint.source.objects import is_container
@@ -98,10 +99,26 @@ def binary(it: Interpreter, op: str, left: Value, right: Value) -> Value:
     if isinstance(left, Tensors) and left.kind == "grad" and op == "**":
         return replace(left, kind="square")
     if isinstance(left, Tensors) and left.kind in ("grad", "param", "square"):
-        return replace(left, flow=flow)
+        return replace(left, flow=flow, divided=divisor(op, right))
     if isinstance(right, Tensors) and right.kind in ("grad", "param"):
         return replace(right, flow=flow)
     return it.derived(("op", op, left, right), f"{text_of(left)} {op} {text_of(right)}", (left, right), flow)
+
+
+def factor(op: str, value: Value) -> Named | None:
+    """The number above 1 that an operation with a constant multiplies by: its inverse for a division."""
+    if not isinstance(value, Const) or value.kind not in ("int", "float") or op not in ("*", "/") or value.value <= 0:
+        return None
+    number = float(f"{value.value if op == '*' else 1 / value.value:.9g}")
+    return Named(("number", number), f"{number:g}") if number > 1 else None
+
+
+OPPOSITE = {"*": "/", "/": "*"}
+
+
+def divisor(op: str, value: Value) -> Named | None:
+    """The number above 1 by which an operation with a constant divides."""
+    return factor(OPPOSITE.get(op, ""), value)
 
 
 def scaled_flow(op: str, left: Flow, right: Flow) -> Flow:

@@ -72,7 +72,10 @@ def do_assign(it: Interpreter, instr: p.Assign, state: State, after: list[State]
         value = effects.annotated(it, state, instr.annotation, value)
     elif counts(instr) and (isinstance(value, Sym) or (isinstance(value, Const) and value.kind in ("int", "float"))):
         # A counter or running sum is another value each time round; what it is made of no longer matters.
+        times = effects.multiplied(it, value)
         value = it.site(state, instr.at, name_of(instr.target) or "…", flow_of(value), ())
+        if times is not None:
+            it.multiplied[value] = times
     if not (instr.op and effects.blended(it, state, instr)):
         effects.averaged(it, state, instr)
     assign(it, state, instr.target, value, instr.at)

@@ -199,12 +199,14 @@ class Many(Struct, frozen=True):
 
 
 class Tensors(Struct, frozen=True):
-    """Parameters (``"params"``, ``"param"``), or their gradients (``"grad"``). ``part``: not all of the weights named."""
+    """Parameters (``"params"``, ``"param"``), or their gradients (``"grad"``). ``part``: not all of the weights named; ``divided``: the
+    number by which these are."""
 
     kind: str
     weights: Weights | None
     part: bool = False
     flow: Flow = PLAIN
+    divided: Named | None = None
 
 
 class Partial(Struct, frozen=True):

@@ -25,6 +25,7 @@ from precisionlint.source.effects.copies import write_parameters, written_with
 from precisionlint.source.effects.unread import call_unknown, emit_clip, read_grads
 from precisionlint.source.evaluate import element_of
 from precisionlint.source.objects import dtype_of, model_weights
+from precisionlint.source.operators import divisor
 from precisionlint.source.parsing import walk
 from precisionlint.source.state import State
 from precisionlint.source.values import (
@@ -66,9 +67,9 @@ def attribute_set(it: Interpreter, state: State, obj: Value, target: p.Attr, val
             if value == NONE:
                 it.emit(state, ZeroGrad(it.where(state, at), when(state), None if obj.part else obj.weights, None))
             elif isinstance(value, Tensors):
-                scale_grads(it, state, at, obj, flow_of(value), "p.grad =")
+                scale_grads(it, state, at, obj, flow_of(value), "p.grad =", value.divided)
         elif target.name == "data" and obj.kind == "grad" and isinstance(value, Tensors):
-            scale_grads(it, state, at, obj, flow_of(value), "p.grad.data =")
+            scale_grads(it, state, at, obj, flow_of(value), "p.grad.data =", value.divided)
         elif target.name == "data" and obj.weights is not None:
             dtype = dtype_of(state.heap.get(value, {}).get("dtype"))
             if dtype is None:
@@ -87,12 +88,17 @@ def attribute_set(it: Interpreter, state: State, obj: Value, target: p.Attr, val
     return False
 
 
-def scale_grads(it: Interpreter, state: State, at: Any, grads: Tensors, flow: Flow, api: str) -> None:
-    """Gradients times something: that is unscaling by hand where the something is 1/scale."""
+def scale_grads(
+    it: Interpreter, state: State, at: Any, grads: Tensors, flow: Flow, api: str, divided: Named | None = None
+) -> None:
+    """Gradients times something: that is unscaling by hand where the something is 1/scale, or the number that the loss was multiplied by."""
     factor = flow.factor if flow.factor else "other"
     scaler = flow.scaled if isinstance(flow.scaled, Named) else None
     part = grads.part and not is_alone(it, state, at)
-    it.emit(state, Grads(it.where(state, at), when(state), grads.weights, "mul", api, factor, scaler, None, part))
+    it.emit(
+        state,
+        Grads(it.where(state, at), when(state), grads.weights, "mul", api, factor, scaler, None, part, divided=divided),
+    )
 
 
 def is_alone(it: Interpreter, state: State, at: Any) -> bool:
@@ -182,7 +188,8 @@ def touch_grads(it: Interpreter, state: State, instr: p.Call, callee: External, 
         flow = flow_of(factor) if factor is not None else PLAIN
         inverse = {"scale": "1/scale", "1/scale": "scale"}
         wanted = inverse.get(flow.factor, flow.factor) if last == "_foreach_div_" else flow.factor
-        scale_grads(it, state, instr.at, grads, replace(flow, factor=wanted), f"torch.{last}")
+        divided = divisor("/" if last == "_foreach_div_" else "*", factor) if factor is not None else None
+        scale_grads(it, state, instr.at, grads, replace(flow, factor=wanted), f"torch.{last}", divided)
     elif last == "_amp_foreach_non_finite_check_and_unscale_":
         scale_grads(it, state, instr.at, grads, Flow(UNSURE, None, "1/scale"), f"torch.{last}")
     elif last in ("norm", "vector_norm", "_foreach_norm", "histc", "histogram", "var", "std"):
@@ -225,12 +232,14 @@ def tensors_method(it: Interpreter, state: State, instr: p.Call, tensors: Tensor
             inverse = {"scale": "1/scale", "1/scale": "scale"}
             if name.startswith("div"):
                 flow = replace(flow, factor=inverse.get(flow.factor, flow.factor))
+            divided = divisor("/" if name.startswith("div") else "*", factor) if factor is not None else None
             if name.endswith("_"):
-                scale_grads(it, state, instr.at, tensors, flow, f".grad.{name}")
+                scale_grads(it, state, instr.at, tensors, flow, f".grad.{name}", divided)
                 return one(state, tensors)
-            return one(state, replace(tensors, flow=flow))
+            return one(state, replace(tensors, flow=flow, divided=divided))
         if name in ("copy_", "set_") and factor is not None:
-            scale_grads(it, state, instr.at, tensors, flow, f".grad.{name}")
+            divided = factor.divided if isinstance(factor, Tensors) else None
+            scale_grads(it, state, instr.at, tensors, flow, f".grad.{name}", divided)
             return one(state, tensors)
         if name in ("zero_", "fill_"):
             it.emit(

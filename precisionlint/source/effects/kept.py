@@ -36,7 +36,10 @@ def kept(it: Interpreter, state: State, holder: Holder, target: p.Expr, value: V
         return scale  # raised or lowered: it is the scale still, of what comes next
     number = isinstance(value, Const) and value.kind in ("int", "float") and value.value != 1
     if number or (isinstance(value, Sym) and value.key[0] == "param" and value.flow == PLAIN):
-        return it.intern(("hand", holder), short, PLAIN, frozenset(), ())
+        hand = it.intern(("hand", holder), short, PLAIN, frozenset(), ())
+        if number:
+            hand.default = value
+        return hand
     return value
 
 

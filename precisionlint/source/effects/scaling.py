@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,8 @@ from precisionlint.source.effects.common import (
 )
 from precisionlint.source.effects.kept import chosen_half
 from precisionlint.source.objects import name_of, named
-from precisionlint.source.operators import as_cond, opened_up, truth
+from precisionlint.source.operators import as_cond, factor, opened_up, truth
+from precisionlint.source.parsing import walk
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     NONE,
@@ -55,6 +57,7 @@ from precisionlint.source.values import (
     flow_of,
     text_of,
 )
+from precisionlint.subjects.names import last_name
 
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
@@ -269,12 +272,46 @@ def backward(it: Interpreter, state: State, instr: p.Call, loss: Value) -> None:
         scale = None
     else:
         scale = Known(None)
+    times = multiplied(it, loss)
+    only = times is not None and used_once(it.module_of(state).tree, times)
     it.emit(
         state,
         Backward(
             it.where(state, instr.at), when(state), scale, known_region(flow.region), known_region(region_of(state)), flow.scaled_at,
+            times=times, only=only,
         ),
     )  # fmt: skip
+
+
+def multiplied(it: Interpreter, loss: Value) -> Named | None:
+    """The number by which a loss was multiplied, where the program gives one: by itself, or as the loss scale that it keeps."""
+    scale = flow_of(loss).scaled
+    if isinstance(scale, Named):
+        held = it.syms.get(scale.id) if isinstance(scale.id, tuple) else None
+        return scale if held is not None and isinstance(held.default, Const) else None
+    while isinstance(loss, Sym) and loss.key[:2] in (("op", "*"), ("op", "/")):
+        op, left, right = loss.key[1:4]
+        found = factor(op, right) or (factor(op, left) if op == "*" else None)
+        if found is not None:
+            return found
+        loss = right if isinstance(left, Const) else left
+    return it.multiplied.get(loss) if isinstance(loss, Sym) else None
+
+
+def used_once(tree: ast.Module, number: Named) -> bool:
+    """Whether a file uses a number once, by its name or as it is written: what uses it twice may divide by it in some way that is not read."""
+    if not isinstance(number.id, tuple):
+        return False
+    kind, value = number.id[:2]
+    nodes = walk(tree)
+    names = {value[1]} if kind == "hand" else set()
+    written = [node for node in nodes if isinstance(node, ast.Constant) and node.value == value and kind == "number"]
+    for node in nodes:
+        if isinstance(node, ast.Assign) and node.value in written:
+            names |= {last_name(target) for target in node.targets}
+            written.remove(node.value)
+    named = [node for node in nodes if isinstance(node, (ast.Name, ast.Attribute)) and last_name(node) in names]
+    return len(written) + sum(isinstance(node.ctx, ast.Load) for node in named) == 1
 
 
 def from_outside(value: Value) -> bool:
