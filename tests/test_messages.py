@@ -155,8 +155,45 @@ COMPARED = SOUND.replace("        scaler.step(", "        before = scaler.get_sc
         ("scaler.get_scale() < 1.0", False),
     ],
 )
-def test_a_scale_that_is_compared_with_itself_is_told_as_what_it_is(test: str, compared: bool):
+def test_a_scale_that_is_compared_with_itself_is_read_for_a_reason(test: str, compared: bool):
     Path("train.py").write_text(COMPARED.format(test))
     report = precisionlint.check("train.py", isolated=True, select=["scale-read-on-host"])
-    assert len(report.findings) == 2
-    assert {"tells rightly whether the step was skipped" in each.message for each in report.findings} == {compared}
+    assert len(report.findings) == (0 if compared else 2)
+
+
+SCHEDULED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Trainer:
+    def __init__(self):
+        self.scaler = torch.amp.GradScaler("cuda")
+        self.model = nn.Linear(64, 10).cuda()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 10)
+
+    def step(self, loss):
+        self.scaler.scale(loss).backward()
+        old = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        new = self.scaler.get_scale()
+        return {0}
+
+    def train(self, loader):
+        for x, y in loader:
+            self.optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = F.mse_loss(self.model(x), y)
+            if self.step(loss):
+                self.scheduler.step()
+"""
+
+
+@pytest.mark.parametrize(("given", "told"), [("old <= new", False), ("loss is not None", True)])
+def test_a_schedule_that_another_function_holds_back_by_the_scale(given: str, told: bool):
+    Path("train.py").write_text(SCHEDULED.format(given))
+    report = precisionlint.check("train.py", isolated=True, select=["scheduler-steps-when-skipped"])
+    assert [each.rule for each in report.findings] == ["scheduler-steps-when-skipped"] * told

@@ -301,23 +301,16 @@ def scheduler_steps_when_skipped(ledger: Ledger, event: SchedulerStep | Step) ->
         )
 
 
-LOGGED = "read it where you log, every N steps"
-SKIPPED = (
-    "compared before and after, it tells rightly whether the step was skipped; a step hook of the optimizer, unless that is fused, tells it "
-    "without"
-)
-
-
 @FAMILY.rule("scale-read-on-host", ScaleRead, Step)
 def scale_read_on_host(ledger: Ledger, event: ScaleRead | Step) -> Iterator[Any]:
     if isinstance(event, Step):
         yield Evidence(("trains in", event.loop))
         return
-    if event.loop is not None and not any("%" in label for label in event.when):
+    if event.loop is not None and not event.compared and not any("%" in label for label in event.when):
         yield Hit(
             "scale-read-on-host",
             event.at,
-            f"'{event.scaler.name}'.get_scale() waits for the GPU each time round: {SKIPPED if event.compared else LOGGED}",
+            f"'{event.scaler.name}'.get_scale() waits for the GPU each time round: read it where you log, every N steps",
             (seen(event, "read each time round"),),
             needs=(("trains in", event.loop),),
         )

@@ -232,6 +232,14 @@ EXTERNAL: dict[str, Callable[..., Outcome]] = {
 }
 
 
+def of_scales(it: Interpreter, label: str) -> bool:
+    """Whether a branch hangs on a scale that was read, whatever the program calls it by then."""
+    keys = [cond.sym.key for cond in it.labelled.get(label, ())]
+    return any(
+        isinstance(side, Sym) and side.flow.factor == "scale" for key in keys if key[0] == "op" for side in key[2:]
+    )
+
+
 def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
     """A method of something that the project does not define."""
     if isinstance(receiver, Super):
@@ -254,7 +262,7 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
     if name in ("step", "zero_grad", "state_dict") and is_optimizer(it, state, receiver, receiver_text(instr)):
         return optimizer_method(it, state, instr, receiver, name, args)
     if name == "step" and isinstance(receiver, (Sym, Obj)) and SCHEDULER_NAME.search(receiver_text(instr)):
-        guarded = any(FINITE.search(label) or "scale" in label for label in when(state))
+        guarded = any(FINITE.search(label) or "scale" in label or of_scales(it, label) for label in when(state))
         it.emit(
             state,
             SchedulerStep(
