@@ -189,13 +189,14 @@ class Trains(Event, frozen=True, eq=False):
 
 class ScalerMade(Event, frozen=True, eq=False):
     """A gradient scaler is made. ``enabled`` is Known, or None when it depends on something undecided; ``loop``: the innermost loop that
-    this stands in, if any."""
+    this stands in, if any; ``idle``: the program keeps it by a name under which it never uses it, but for its state."""
 
     scaler: Named
     cls: str
     enabled: Known[bool] | None
     settings: tuple[tuple[str, Any], ...] = ()
     loop: Hashable = None
+    idle: bool = False
 
 
 class Autocast(Event, frozen=True, eq=False):

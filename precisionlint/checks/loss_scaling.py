@@ -17,7 +17,7 @@ from precisionlint.checks.own_scales import (
     is_scale,
     never_divided,
 )
-from precisionlint.checks.scale_ledger import AUTOMATON, in_half, owned, seen
+from precisionlint.checks.scale_ledger import AUTOMATON, owned, seen
 from precisionlint.checks.scale_records import Ledger, Own, Pending, Progress
 from precisionlint.events import (
     Backward,
@@ -29,10 +29,8 @@ from precisionlint.events import (
     Step,
     Update,
     Weights,
-    covers,
     overlap,
 )
-from precisionlint.facts import HalfModel
 from precisionlint.findings import Confidence
 
 ALWAYS_BITES = "the threshold meets a norm 65536 times too large (the scale's default), so it always bites"
@@ -50,6 +48,17 @@ def still_scaled(ledger: Ledger, weights: Weights | None) -> Pending | None:
     if any(overlap(c.weights, weights) is not False for c in ledger.clean):
         return None
     return pending_over(ledger, weights)
+
+
+def left_scaled(ledger: Ledger, weights: Weights | None) -> tuple[Own, Pending] | None:
+    """An optimizer of which these gradients hold some that are scaled still, where those of another have been unscaled."""
+    for own in sorted(ledger.owns, key=lambda one: one.optimizer.name):
+        mine = overlap(own.weights, weights) is True
+        if mine and all(overlap(c.weights, own.weights) is False for c in ledger.clean):
+            pending = pending_over(ledger, own.weights)
+            if pending is not None:
+                return own, pending
+    return None
 
 
 def pending_over(ledger: Ledger, weights: Weights | None) -> Pending | None:
@@ -148,6 +157,9 @@ def clip_before_unscale(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
         return
     pending = still_scaled(ledger, event.weights)
     own = optimizer_of(ledger, event.weights)
+    left = left_scaled(ledger, event.weights) if pending is None else None
+    if left is not None:
+        own, pending = left
     whose = f" of '{own.optimizer.name}'" if own is not None and own.optimizer.name else ""
     consequence = {
         True: "so it always bites; Adam divides the constant out again, until its eps no longer is small against what is left",
@@ -171,6 +183,7 @@ def clip_before_unscale(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
         f"{consequence}{instead}",
         trace(pending, *([other.seen] if other is not None else []), seen(event, "clipped here, not unscaled since")),
         needs=hand_needs(pending.scaler),
+        unless=frozen(own.weights) if left is not None and own is not None and own.weights is not None else (),
         fix=unscaled_first(event, pending.scaler, own),
     )
 
@@ -437,58 +450,3 @@ def backward_after_unscale(ledger: Ledger, event: Step) -> Iterator[Any]:
                 "dominated by the scaled part",
                 (c.seen, c.mixed_by, seen(event, f"'{event.optimizer.name}' steps on the sum")),
             )
-
-
-@FAMILY.rule("scaler-with-half-weights", Grads, Step, HalfModel)
-def scaler_with_half_weights(ledger: Ledger, event: Grads | Step | HalfModel) -> Iterator[Any]:
-    if isinstance(event, HalfModel):
-        if event.scaled:
-            yield Hit(
-                "scaler-with-half-weights",
-                event.at,
-                f"'{event.name}' can be fp16 from here on, {event.optimizer} takes its parameters, and a GradScaler steps in this file: where it is "
-                "enabled, it raises 'Attempting to unscale FP16 gradients'; keep the weights in fp32 and let autocast cast them",
-                (Seen(event.taken, f"{event.optimizer} takes its parameters"),),
-                confidence="possible",
-            )
-        return
-    engine = event.engine if isinstance(event, Step) else None
-    scaler = event.via if isinstance(event, Step) else event.scaler
-    if (scaler is None and engine is None) or event.optimizer is None:
-        return
-    if isinstance(event, Grads) and event.how != "unscale":
-        return
-    if any(p.optimizer == event.optimizer and p.phase == "unscaled" for p in ledger.progress):
-        return  # said at its unscale_
-    own = next((o for o in ledger.owns if o.optimizer == event.optimizer), None)
-    if own is None or own.weights is None:
-        return
-    if own.fused and isinstance(event, Step):
-        return  # a fused optimizer unscales in its own kernel, which takes fp16 gradients
-    if engine is None and not any(
-        m.scaler == scaler and m.cls.startswith(("torch.", "fairscale.")) for m in ledger.made
-    ):
-        return
-    name = engine.name if engine is not None else scaler.name if scaler is not None else ""
-    confidence: Confidence = "likely" if engine is not None and not engine.sure else "certain"
-    for adapter in ledger.adapters:
-        if overlap(adapter.weights, own.weights):
-            yield Hit(
-                "scaler-with-half-weights",
-                adapter.cast.at,
-                f"the adapters that are put into this model are fp16 like the model, and '{name}' unscales their gradients: GradScaler raises "
-                "'Attempting to unscale FP16 gradients'. Cast what is trained to fp32 once the adapters are in",
-                (adapter.cast, adapter.seen, own.seen, seen(event, "unscaled here")),
-                confidence=confidence,
-            )
-    if not covers(in_half(ledger), own.weights):
-        return
-    yield Hit(
-        "scaler-with-half-weights",
-        event.at,
-        f"'{name}' unscales gradients of fp16 weights: GradScaler raises 'Attempting to unscale FP16 gradients'. Keep the weights in "
-        "fp32 and let autocast cast them",
-        (own.seen, seen(event, "unscaled here")),
-        confidence=confidence,
-        unless=frozen(own.weights),
-    )

@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from precisionlint.checks.base import Change, Evidence, Family, Hit, Remedy, Seen
+from precisionlint.checks.base import Change, Evidence, Family, Hit, Remedy, Seen, frozen
 from precisionlint.checks.own_scales import A_SCALER, divided, is_scale, taken_out
-from precisionlint.checks.scale_ledger import AUTOMATON, fp16_unscaled, seen
+from precisionlint.checks.scale_ledger import AUTOMATON, fp16_unscaled, in_half, seen
 from precisionlint.checks.scale_records import Ledger, Made
 from precisionlint.events import (
     Backward,
@@ -25,8 +25,11 @@ from precisionlint.events import (
     Step,
     Update,
     ZeroGrad,
+    covers,
+    overlap,
 )
-from precisionlint.facts import UnsavedScaler
+from precisionlint.facts import HalfModel, UnsavedScaler
+from precisionlint.findings import Confidence
 from precisionlint.patterns import regex
 
 FAMILY = Family(AUTOMATON)
@@ -101,11 +104,15 @@ def fp16_without_scaler(
         case Grads():
             yield from divided(event)
         case Step():
-            if ledger.fp16 is not None and not is_scale(ledger.fp16.times):  # else see step-bypasses-scaler
-                yield unprotected(ledger.fp16)
+            if event.via is not None:
+                yield Evidence(A_SCALER)
+            elif ledger.fp16 is not None and not is_scale(ledger.fp16.times):  # else see step-bypasses-scaler
+                yield unprotected(ledger.fp16, min((m.seen for m in ledger.made), key=str, default=None))
         case ZeroGrad():
             if ledger.fp16 is not None:
                 yield Evidence(dropped(ledger.fp16))
+        case ScalerMade(idle=True):
+            return
         case _:
             yield Evidence(A_SCALER)
 
@@ -115,17 +122,78 @@ def dropped(backward: Backward) -> tuple[str, Any]:
     return ("dropped", backward.at)
 
 
-def unprotected(backward: Backward) -> Hit:
+def unprotected(backward: Backward, idle: Seen | None = None) -> Hit:
+    """``idle``: where a scaler is made that nothing uses."""
     region = backward.loss_region
     assert region is not None  # see fp16_unscaled
     how = "autocast's default dtype on CUDA" if region.default_dtype else "float16"
+    unused = "with no GradScaler" if idle is None else "past the GradScaler, which nothing uses"
     return Hit(
         "fp16-without-scaler",
         backward.at,
-        f"backward of a loss computed under fp16 autocast ({how}) with no GradScaler: gradients below 6e-8 become 0",
-        (Seen(region.at, "fp16 autocast", region.when), seen(backward, "backward, the loss not scaled")),
-        confidence="certain" if region.device == "cuda" else "likely",
+        f"backward of a loss computed under fp16 autocast ({how}) {unused}: gradients below 6e-8 become 0",
+        (
+            *([idle] if idle is not None else []),
+            Seen(region.at, "fp16 autocast", region.when),
+            seen(backward, "backward, the loss not scaled"),
+        ),
+        confidence="certain" if region.device == "cuda" and idle is None else "likely",
         unless=(A_SCALER,) if backward.times is None else (A_SCALER, taken_out(backward.times)),
+    )
+
+
+@FAMILY.rule("scaler-with-half-weights", Grads, Step, HalfModel)
+def scaler_with_half_weights(ledger: Ledger, event: Grads | Step | HalfModel) -> Iterator[Any]:
+    if isinstance(event, HalfModel):
+        if event.scaled:
+            yield Hit(
+                "scaler-with-half-weights",
+                event.at,
+                f"'{event.name}' can be fp16 from here on, {event.optimizer} takes its parameters, and a GradScaler steps in this file: where it is "
+                "enabled, it raises 'Attempting to unscale FP16 gradients'; keep the weights in fp32 and let autocast cast them",
+                (Seen(event.taken, f"{event.optimizer} takes its parameters"),),
+                confidence="possible",
+            )
+        return
+    engine = event.engine if isinstance(event, Step) else None
+    scaler = event.via if isinstance(event, Step) else event.scaler
+    if (scaler is None and engine is None) or event.optimizer is None:
+        return
+    if isinstance(event, Grads) and event.how != "unscale":
+        return
+    if any(p.optimizer == event.optimizer and p.phase == "unscaled" for p in ledger.progress):
+        return  # said at its unscale_
+    own = next((o for o in ledger.owns if o.optimizer == event.optimizer), None)
+    if own is None or own.weights is None:
+        return
+    if own.fused and isinstance(event, Step):
+        return  # a fused optimizer unscales in its own kernel, which takes fp16 gradients
+    if engine is None and not any(
+        m.scaler == scaler and m.cls.startswith(("torch.", "fairscale.")) for m in ledger.made
+    ):
+        return
+    name = engine.name if engine is not None else scaler.name if scaler is not None else ""
+    confidence: Confidence = "likely" if engine is not None and not engine.sure else "certain"
+    for adapter in ledger.adapters:
+        if overlap(adapter.weights, own.weights):
+            yield Hit(
+                "scaler-with-half-weights",
+                adapter.cast.at,
+                f"the adapters that are put into this model are fp16 like the model, and '{name}' unscales their gradients: GradScaler raises "
+                "'Attempting to unscale FP16 gradients'. Cast what is trained to fp32 once the adapters are in",
+                (adapter.cast, adapter.seen, own.seen, seen(event, "unscaled here")),
+                confidence=confidence,
+            )
+    if not covers(in_half(ledger), own.weights):
+        return
+    yield Hit(
+        "scaler-with-half-weights",
+        event.at,
+        f"'{name}' unscales gradients of fp16 weights: GradScaler raises 'Attempting to unscale FP16 gradients'. Keep the weights in "
+        "fp32 and let autocast cast them",
+        (own.seen, seen(event, "unscaled here")),
+        confidence=confidence,
+        unless=frozen(own.weights),
     )
 
 

@@ -116,8 +116,14 @@ def combine(values: Iterable[Value]) -> Flow:
 
 def sequence(it: Interpreter, state: State, expr: p.Sequence) -> Value:
     items: list[Value] = []
-    for item in expr.items:
-        value = evaluate(it, state, item)
+    values = [evaluate(it, state, item) for item in expr.items]
+    parameters = [value for value in values if isinstance(value, Tensors) and value.kind == "params"]
+    if len(parameters) > 1 and len(parameters) == len(values):  # [*encoder.parameters(), *decoder.parameters()]
+        together: Value = parameters[0]
+        for more in parameters[1:]:
+            together = binary(it, "+", together, more)
+        return together
+    for item, value in zip(expr.items, values, strict=True):
         if isinstance(item, p.Star):
             known = elements(it, state, value)
             if known is None:

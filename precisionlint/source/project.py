@@ -35,7 +35,7 @@ from precisionlint.source.parsing import (
 )
 from precisionlint.source.root import PRECISION, file_of, surveyed_files
 from precisionlint.source.screen import own_words
-from precisionlint.source.uses import models_used, scalers_used, scales_compared
+from precisionlint.source.uses import models_used, scalers_idle, scalers_used, scales_compared
 from precisionlint.subjects import File
 
 IMPORTED = regex(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import|import[ \t]+([\w.]+(?:[ \t]*,[ \t]*[\w.]+)*))", re.M)
@@ -117,6 +117,10 @@ class ProjectModule:
     @cached_property
     def compared_scales(self) -> frozenset[tuple[int, int]]:
         return scales_compared(self.tree)
+
+    @cached_property
+    def idle_scalers(self) -> frozenset[tuple[int, int]]:
+        return scalers_idle(self.tree)
 
     @cached_property
     def model_names(self) -> set[str]:

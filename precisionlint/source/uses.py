@@ -7,6 +7,7 @@ import re
 
 from precisionlint.patterns import regex
 from precisionlint.source.parsing import DEFINITIONS, walk
+from precisionlint.subjects.names import last_name
 
 SCALER_USE = regex(r"\.unscale_\(|\.scale\([^\n]*\)\.backward\(")
 MODEL_USE = regex(r"\.(?:named_parameters|parameters|train|eval|load_state_dict)\(")
@@ -60,6 +61,28 @@ def scales_compared(tree: ast.Module) -> frozenset[tuple[int, int]]:
                 ]
                 found |= set().union(*sides) if all(sides) else set()
     return frozenset(found)
+
+
+def scalers_idle(tree: ast.Module) -> frozenset[tuple[int, int]]:
+    """The calls, by line and column, whose result the file keeps by a name under which it is never used again, but for what a scaler says
+    of itself and for its state."""
+    nodes = walk(tree)
+    kept = {
+        (node.value.lineno, node.value.col_offset): last_name(node.targets[0])
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and len(node.targets) == 1
+    }
+    told = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr in OF_ITSELF}
+    used = {
+        last_name(node)
+        for node in nodes
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) and id(node) not in told
+    }
+    return frozenset(place for place, name in kept.items() if name and name not in used)
+
+
+OF_ITSELF = frozenset({"state_dict", "load_state_dict", "get_scale", "is_enabled"})
+"""The methods of a scaler that do nothing to a loss or its gradients."""
 
 
 def scale_read(node: ast.expr) -> set[tuple[int, int]]:

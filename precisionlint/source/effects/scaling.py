@@ -118,6 +118,7 @@ def make_scaler(it: Interpreter, state: State, instr: p.Call, cls: str, args: Ar
         ScalerMade(
             it.where(state, instr.at), labels, Named(obj, instr.name or it.names.get(obj.site, "")), cls,
             Known(known) if known is not None else None, tuple(settings), it.innermost_loop(state),
+            it.module_of(state) is it.entry and (instr.at.lineno, instr.at.col_offset) in it.entry.idle_scalers,
         ),
     )  # fmt: skip
     return one(state, obj)

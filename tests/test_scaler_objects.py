@@ -1,0 +1,140 @@
+"""Which gradients a scaler has unscaled, of several optimizers, and scalers that are made and scale nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from precisionlint import check
+
+TWO = """
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.set_float32_matmul_precision("high")
+
+
+def train(loader):
+    g, d = nn.Linear(64, 64).to("cuda"), nn.Linear(64, 64).to("cuda")
+    {frozen}
+    opt_g = torch.optim.SGD(g.parameters(), lr=0.1)
+    opt_d = torch.optim.SGD(d.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader:
+        opt_g.zero_grad()
+        opt_d.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = F.mse_loss(d(g(x)), y)
+        scaler.scale(loss).backward()
+        {unscaled}
+        nn.utils.clip_grad_norm_({clipped}, 1.0)
+        scaler.step(opt_g)
+        scaler.step(opt_d)
+        scaler.update()
+"""
+BOTH = "scaler.unscale_(opt_g)\n        scaler.unscale_(opt_d)"
+ALL = [
+    "list(g.parameters()) + list(d.parameters())",
+    "[*g.parameters(), *d.parameters()]",
+    "itertools.chain(g.parameters(), d.parameters())",
+]
+
+
+def found(path: Path, text: str) -> list[tuple[str, str, str]]:
+    path.write_text(text)
+    report = check([str(path)])
+    assert not report.errors
+    return [(each.rule, each.confidence, each.message) for each in report.findings]
+
+
+@pytest.mark.parametrize("clipped", [*ALL, "d.parameters()"])
+def test_a_clip_over_weights_of_which_some_are_scaled_still(tmp_path: Path, clipped: str) -> None:
+    one = found(tmp_path / "a.py", TWO.format(frozen="", unscaled="scaler.unscale_(opt_g)", clipped=clipped))
+    assert [rule for rule, _, _ in one] == ["clip-before-unscale"]
+    assert "gradients of 'opt_d' still scaled" in one[0][2]
+    assert found(tmp_path / "a.py", TWO.format(frozen="", unscaled=BOTH, clipped=clipped)) == []
+
+
+def test_a_clip_over_what_is_unscaled_or_has_no_gradients(tmp_path: Path) -> None:
+    unscaled = "scaler.unscale_(opt_g)"
+    assert found(tmp_path / "a.py", TWO.format(frozen="", unscaled=unscaled, clipped="g.parameters()")) == []
+    frozen = "d.requires_grad_(False)"
+    assert found(tmp_path / "a.py", TWO.format(frozen=frozen, unscaled=unscaled, clipped=ALL[0])) == []
+
+
+def test_the_fix_unscales_those_of_the_other(tmp_path: Path) -> None:
+    from precisionlint.cli import main
+
+    file = tmp_path / "a.py"
+    file.write_text(TWO.format(frozen="", unscaled="scaler.unscale_(opt_g)", clipped=ALL[0]))
+    main(["check", str(file), "--fix", "--no-cache", "--isolated"])
+    assert "        scaler.unscale_(opt_d)\n        nn.utils.clip" in file.read_text()
+    assert found(file, file.read_text()) == []
+
+
+IDLE = """
+import torch
+import torch.nn.functional as F
+from steps import step
+from torch import nn
+
+torch.set_float32_matmul_precision("high")
+
+
+def train(loader, resumed):
+    model = nn.Linear(64, 64).to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda")
+    {more}
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.{dtype}):
+            loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("pass", True),
+        ("scaler.load_state_dict(resumed['scaler'])", True),
+        ("step(optimizer, scaler)", False),
+        ("optimizer.scaler = scaler", False),
+        ("hold = {'scaler': scaler}", False),
+    ],
+)
+def test_a_scaler_that_scales_nothing_is_none(tmp_path: Path, more: str, told: bool) -> None:
+    hits = found(tmp_path / "a.py", IDLE.format(more=more, dtype="float16"))
+    assert [(rule, how) for rule, how, _ in hits] == ([("fp16-without-scaler", "likely")] if told else [])
+    assert all("which nothing uses" in message for _, _, message in hits)
+    assert found(tmp_path / "a.py", IDLE.format(more=more, dtype="bfloat16")) == []
+
+
+def test_a_scaler_of_a_class_that_steps_past_it(tmp_path: Path) -> None:
+    text = """
+import torch
+from torch import nn
+
+torch.set_float32_matmul_precision("high")
+
+
+class Trainer:
+    def __init__(self):
+        self.model = nn.Linear(64, 64).to("cuda")
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def step(self, x):
+        self.optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = self.model(x).square().mean()
+        {step}
+"""
+    plain = "loss.backward()\n        self.optimizer.step()"
+    used = "self.scaler.scale(loss).backward()\n        self.scaler.step(self.optimizer)\n        self.scaler.update()"
+    assert [rule for rule, _, _ in found(tmp_path / "a.py", text.format(step=plain))] == ["fp16-without-scaler"]
+    assert found(tmp_path / "a.py", text.format(step=used)) == []
