@@ -403,3 +403,39 @@ for epoch in range(2):
 @pytest.mark.parametrize(("back", "found"), [("pass", ["bf16-only-weights"]), ("model.float()", [])])
 def test_a_cast_counts_wherever_in_its_line_it_stands(tmp_path: Path, cast: str, back: str, found: list[str]):
     assert rules(tmp_path, EVALUATED.format(cast=cast, back=back)) == found
+
+
+HANDED_SCALER = """
+import torch
+
+
+class Trainer:
+    def __init__(self, config, model):
+        self.config, self.model = config, model
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def fit(self, loader):
+        for batch in loader:
+            self.optimize(batch, self.optimizer, self.scaler)
+
+    def optimize(self, batch, optimizer, scaler):
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = self.model(batch)
+        scaler.scale(loss).backward()
+        self.clip(optimizer, {scaler})
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    def clip(self, optimizer, scaler):
+        if {test}:
+            scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+"""
+
+
+@pytest.mark.parametrize("test", ["scaler", "scaler is not None"])
+@pytest.mark.parametrize(("scaler", "found"), [("scaler", []), ("None", ["clip-before-unscale"])])
+def test_a_scaler_that_has_scaled_is_there(tmp_path: Path, test: str, scaler: str, found: list[str]):
+    assert rules(tmp_path, HANDED_SCALER.format(test=test, scaler=scaler)) == found

@@ -132,6 +132,8 @@ def autograd_backward(it: Interpreter, state: State, instr: p.Call, callee: Exte
 
 def scaler_method(it: Interpreter, state: State, instr: p.Call, scaler: Value, name: str, args: Args) -> Outcome:
     it.come_across(it.coverage.scalers, state, scaler, instr.at)
+    if isinstance(scaler, Sym):  # what a method of it is called on is there: a later `if scaler` is no question
+        state.assume(Cond(scaler, "truth", None, True))
     enabled: Value = state.heap.get(scaler, {}).get("enabled", TRUE)
     if name == "is_enabled":
         return one(state, enabled)
