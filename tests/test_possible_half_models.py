@@ -53,6 +53,7 @@ def told(folder: Path, text: str, rule: str) -> list[tuple[int, str]]:
     [
         (PLAIN, "pass", ADAM),
         ("net = build(options)", "net.half().cuda()", ADAM),
+        ("net: torch.nn.Module = build(options).to(dtype)", "pass", ADAM),
         ("net = build(options); net.float()", "net.half()", ADAM),
         ("net = build(options).to('cuda', dtype=tables[options.kind])", "pass", ADAM),
         ("net = AutoModelForCausalLM.from_pretrained(options.name, torch_dtype='bfloat16')", "pass", ADAM),

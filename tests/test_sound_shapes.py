@@ -439,3 +439,49 @@ class Trainer:
 @pytest.mark.parametrize(("scaler", "found"), [("scaler", []), ("None", ["clip-before-unscale"])])
 def test_a_scaler_that_has_scaled_is_there(tmp_path: Path, test: str, scaler: str, found: list[str]):
     assert rules(tmp_path, HANDED_SCALER.format(test=test, scaler=scaler)) == found
+
+
+SLICES = """
+import torch
+import torch.distributed as dist
+
+
+class Sharded(torch.optim.Optimizer):
+    def __init__(self, params, lr=1e-5):
+        super().__init__(list(params), dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        for group in self.param_groups:
+            params: list[torch.Tensor] = group["params"]
+            for index in range(len(params)):
+                grad = params[index].grad
+                share = torch.empty_like(grad[: len(grad) // size])
+                dist.reduce_scatter_tensor(share, grad)
+                p = params[index]
+                mine = p[rank * len(share) : (rank + 1) * len(share)]
+                {update}
+                dist.all_gather_into_tensor(p, mine)
+
+
+def train(loader):
+    model: torch.nn.Module = torch.nn.Linear(64, 64).cuda().bfloat16()
+    optimizer = Sharded(model.parameters())
+    for x in loader:
+        model(x).float().square().mean().backward()
+        optimizer.step()
+        model.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("update", "found"),
+    [
+        ("mine.add_(share, alpha=-group['lr'])", ["bf16-only-weights"]),
+        ("self.state[p]['exp_avg'].add_(share)", []),
+        ("mine.copy_(self.state[p]['fp32'].add_(share, alpha=-group['lr']))", []),
+    ],
+)
+def test_what_is_added_to_a_slice_of_a_weight_is_added_to_the_weight(tmp_path: Path, update: str, found: list[str]):
+    assert rules(tmp_path, SLICES.format(update=update)) == found

@@ -107,6 +107,8 @@ class Scope:
                 name, value = receiver(node.value), node.value
             elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.value, ast.Call):
                 name, value = spelled(node.targets[0]), node.value
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call):
+                name, value = spelled(node.target), node.value
             else:
                 continue
             at, dtypes = self.cast(value)

@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 HANDED_ON = regex(r"\.step\(|scal(?:e|ing)", re.I)
 """What the step of an optimizer holds that wraps another, or undoes the loss scale by itself."""
 IN_PLACE = regex(r"\b(\w+)(?:\.data)?(?:\.(?:add_|sub_|addcdiv_)\(| [-+]= )")
+PART_OF = regex(
+    r"(?m)^\s*(\w+)(?: *:[^=\n]+)? = (\w+)(?:\.data|\[(?!['\"])[^\n]*\]|\.(?:view|flatten|narrow|detach)\([^\n]*\))*$"
+)
+"""A variable that is another one, an element or a slice of it: what is added to it is added to that."""
+HAS_GRADIENT = regex(r"\b(\w+)(?:\[[^\]\n]*\])?\.grad\b")
 CAREFUL = regex(
     r"float\(|float32|fp32|double|master|kahan|compensat|stochastic|round|residual|shift|half|b?f(?:loat)?16|copy_\(|\.to\(",
     re.I,
@@ -138,7 +143,19 @@ def adds_in_place(it: Interpreter, state: State, cls: Value | str) -> bool:
     source = "\n".join(each.module.source_of(method) for each in own for method in each.cls.methods)
     if HANDED_ON.search(source) or CAREFUL.search(source):
         return False
-    return any(f"{name}.grad" in source for name in IN_PLACE.findall(source))
+    parts = dict(PART_OF.findall(source))
+    return not {origin(name, parts) for name in IN_PLACE.findall(source)}.isdisjoint(
+        origin(name, parts) for name in HAS_GRADIENT.findall(source)
+    )
+
+
+def origin(name: str, parts: dict[str, str]) -> str:
+    """The variable that one is a part of, over any others."""
+    seen = {name}
+    while (whole := parts.get(name, name)) not in seen:
+        seen.add(whole)
+        name = whole
+    return name
 
 
 def optimizer_method(it: Interpreter, state: State, instr: p.Call, optimizer: Value, name: str, args: Args) -> Outcome:
