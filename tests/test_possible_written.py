@@ -48,6 +48,13 @@ def told(folder: Path, rule: str, text: str) -> list[tuple[int, str]]:
         ("autocast('cuda', enabled=self.mixed)", "pass", "loss.backward()", []),
         ("autocast('cuda', enabled=False)", "loss.backward()", "pass", []),
         ("self.region()", "loss.backward()", "pass", []),
+        ("amp_ctx", "loss.backward()", "pass", [20]),
+        ("self.amp_context", "loss.backward()", "pass", [20]),
+        ("self._autocast()", "loss.backward()", "pass", [20]),
+        ("amp_ctx", "pass", "loss.backward()", []),
+        ("no_amp_ctx", "loss.backward()", "pass", []),
+        ("te.fp8_autocast(enabled=True)", "loss.backward()", "pass", []),
+        ("self.ramp_up()", "loss.backward()", "pass", []),
     ],
 )
 def test_a_backward_that_is_written_into_the_block_of_an_autocast(

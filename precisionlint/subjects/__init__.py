@@ -166,7 +166,11 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("precisionlint.subjects.jax_programs", (".py",), (HALF, (b"jax",), JAX)),
     Subject("precisionlint.subjects.half_values", (".py",), (NAMED_HALF, (b"torch",), TAKEN)),
     Subject("precisionlint.subjects.python_settings", (".py",), ((*HALF, b"MixedPrecision"), WRITTEN)),
-    Subject("precisionlint.subjects.written", (".py",), ((b"torch",), (b"backward(",), (b"autocast(",))),
+    Subject(
+        "precisionlint.subjects.written",
+        (".py",),
+        ((b"torch",), (b"backward(",), (b"autocast", b"amp_", b"_amp", b"mixed_precision")),
+    ),
     Subject("precisionlint.subjects.unsaved", (".py",), ((b"torch",), (b"GradScaler(",))),
     Subject(
         "precisionlint.subjects.half_models",

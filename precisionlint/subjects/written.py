@@ -15,6 +15,9 @@ from precisionlint.source.parsing import FunctionDef
 from precisionlint.subjects import File
 
 ENGINE = regex(r"accelerator|fabric", re.I)
+NAMED = regex(r"auto_?cast|(?:^|_)amp(?:_|$)|mixed_precision")
+"""What a context is called that a caller, or a method, makes an autocast."""
+NAMED_OFF = regex(r"no_|dis|off|without|null|fp32|float32|full|fp8|suspend")
 
 
 def read(file: File) -> Iterator[EnclosedBackward]:
@@ -42,14 +45,20 @@ def entered(context: ast.expr, names: frozenset[str]) -> str:
     """An autocast that a ``with`` enters, in the program's words; "" where it enters none, or one that is off."""
     if isinstance(context, ast.IfExp):
         return entered(context.body, names) or entered(context.orelse, names)
-    if not isinstance(context, ast.Call):
+    called = context.func if isinstance(context, ast.Call) else context
+    if not isinstance(called, ast.Name | ast.Attribute):
         return ""
-    words = ast.unparse(context.func)
+    words = ast.unparse(called)
     owner, _, last = words.rpartition(".")
     known = words in names or (
         last == "autocast" and (owner.startswith("torch") or owner == "amp" or ENGINE.search(owner))
     )
-    return f"{words}(…)" if known and not is_off(context) else ""
+    if isinstance(context, ast.Call):
+        if is_off(context):
+            return ""
+        words += "(…)"
+    handed = NAMED.search(last) and not NAMED_OFF.search(last) and last != "autocast"
+    return words if known or handed else ""
 
 
 def is_off(call: ast.Call) -> bool:
