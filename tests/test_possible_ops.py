@@ -193,3 +193,25 @@ class Mixed(torch.autograd.Function):  # <-
         "function-without-custom-fwd",
         text.replace("(grad, maps), None", "(grad.float(), maps.float()), None"),
     )
+
+
+@pytest.mark.parametrize(
+    ("scaled", "expected"),
+    [
+        ("x.mul(x_s)", True),
+        ("x_s * x", True),
+        ("x.div(x_s)", True),
+        ("x_s / x", False),
+        ("x.mul(x_s).clamp(-448, 448)", False),
+    ],
+)
+def test_a_product_with_what_a_caller_hands_in_is_scaled_by_it(tmp_path: Path, scaled: str, expected: bool) -> None:
+    text = f"""
+import torch
+
+
+def codes(x, x_s: float):
+    x = torch.relu(x)
+    return ({scaled}).to(torch.float8_e4m3fn)  # <-
+"""
+    assert told(tmp_path, "fp8-cast-without-clamp", text) is expected

@@ -294,9 +294,10 @@ def fp8_cast_without_clamp(state: None, event: Computed) -> Iterator[Any]:
     if scaled is None or len(scaled.inputs) != 2:
         return
     at = next((place for place in (1, 0) if is_scale(scaled.inputs[place])), None)
-    given = at is None and scaled.op == "div" and all(s.op in GIVEN for s in sources(scaled.inputs[1], SHOWN))
-    if given:
-        at = 1
+    given = at is None
+    if given:  # by what was handed in, whatever it is called
+        handed = (place for place in (1, 0) if all(s.op in GIVEN for s in sources(scaled.inputs[place], SHOWN)))
+        at = next((place for place in handed if place or scaled.op == "mul"), None)
     if at is None or fixed(scaled.inputs[1 - at]):  # a multiple of the scale itself
         return
     if own_amax(scaled.inputs[at], scaled.inputs[1 - at]):
