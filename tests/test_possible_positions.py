@@ -60,6 +60,11 @@ def reached(length, longest):
     return torch.arange(longest, dtype=length.dtype, device=length.device)[None] < length[:, None]
 
 
+def padded_positions(pos, length):
+    more = torch.arange(pos.size(1), length, dtype=pos.dtype, device=pos.device)
+    return torch.cat([pos, more.unsqueeze(0).expand(pos.size(0), -1)], dim=1)
+
+
 def order(x):
     ids = torch.arange(x.numel(), dtype=x.dtype, device=x.device)
     return ids, torch.arange(x.shape[0], dtype=torch.int64)

@@ -40,8 +40,8 @@ from precisionlint.valueflow import (
 
 FAMILY = Family(Automaton("half-positions", None))
 
-INTEGRAL = regex(r"(?:^~?|_)(?:ids?|idx|index|indices|labels?|tokens?|targets?|len(?:gth)?s?)$", re.I)
-"""What holds integers, by its name or that of what a dtype follows."""
+INTEGRAL = regex(r"(?:^~?|_)(?:ids?|idx|index|indices|labels?|tokens?|targets?|len(?:gth)?s?|pos(?:itions?)?)$", re.I)
+"""What holds integers, by its name or that of what a dtype follows: more positions are of the dtype of those that are there."""
 
 ROTARY = regex(r"rot(?:ary|ate|_)|rope", re.I)
 
