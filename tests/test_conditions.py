@@ -261,3 +261,60 @@ def test_groups_are_stepped_at_their_own_rates(
     (found,) = check([str(file)], select=["bf16-only-weights"]).findings
     assert found.severity == severity
     assert rate in found.message
+
+
+TWO_REGIONS = """
+import torch
+
+
+def region(dtype):
+    return torch.autocast("cuda", dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
+
+
+def train(args, model, teacher, loader):
+    optimizer = torch.optim.AdamW(model.parameters())
+    for x in loader:
+        with torch.inference_mode(), region(args.teacher_dtype):
+            target = teacher(x)
+        with region(args.dtype):
+            loss = torch.nn.functional.mse_loss(model(x), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_a_region_is_named_by_what_its_own_dtype_was_looked_up_by(tmp_path: Path):
+    file = tmp_path / "train.py"
+    file.write_text(TWO_REGIONS, encoding="utf-8")
+    (found,) = check([str(file)], select=["fp16-without-scaler"], assume={}).findings
+    assert found.when == "args.dtype == 'fp16'"
+
+
+MANY = """
+import torch
+
+
+def train(args, model, loader):
+    optimizer = torch.optim.AdamW(model.parameters())
+    if not args.table:
+        raise SystemExit("no table")
+    if args.names:
+        if args.cells:
+            if args.rows:
+                if args.fp16:
+                    for x in loader:
+                        with torch.autocast("cuda", dtype=torch.float16):
+                            loss = model(x).mean()
+                        if args.logged:
+                            print(loss)
+                        loss.backward()
+                        optimizer.step()
+"""
+
+
+def test_of_many_branches_those_that_ask_about_precision_are_named(tmp_path: Path):
+    file = tmp_path / "train.py"
+    file.write_text(MANY, encoding="utf-8")
+    (found,) = check([str(file)], select=["fp16-without-scaler"], assume={}).findings
+    assert found.when == "args.cells and args.rows and args.fp16"

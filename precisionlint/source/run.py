@@ -43,6 +43,8 @@ PASSING = regex(
     r"__name__|\b(?:global_|cur_|train_)?(?:steps?|epochs?|i|j|k|n|p|idx|index|it|iters?|iteration|i_iter|batch_idx|batch|grad|ndim|rank|name|param)\b"
 )
 """What changes while a program runs is none."""
+OF_PRECISION = regex(r"(?i)amp(?![a-z])|16|half|dtype|precision|mixed|scal|clip")
+"""Words of a branch that asks how a program computes."""
 FLOW = "precisionlint.source.flow"
 CONSTANTS = {"true": True, "false": False, "none": None}
 
@@ -297,7 +299,7 @@ class Run:
             confidence=hit.confidence,
             message=hit.message,
             place=place,
-            when=" and ".join(conditions(hit, branches)[:3]),
+            when=" and ".join(telling(conditions(hit, branches))),
             trace=trace,
             fix=None if hit.confidence == "possible" else fix,
             torch=hit.torch,
@@ -386,6 +388,12 @@ def conditions(hit: Hit, branches: tuple[str, ...] = ()) -> list[str]:
         for label in labels
         if opposite(label) not in taken and not (" != " in label and label.partition(" != ")[0] in equal)
     ]
+
+
+def telling(labels: list[str], most: int = 3) -> list[str]:
+    """The few of many branches that tell a reader when a fault stands: those that ask about precision first, then the nearest."""
+    ranked = sorted(range(len(labels)), key=lambda index: (not OF_PRECISION.search(labels[index]), -index))
+    return [labels[index] for index in sorted(ranked[:most])]
 
 
 def opposite(label: str) -> str:

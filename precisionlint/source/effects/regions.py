@@ -29,6 +29,7 @@ from precisionlint.source.values import (
     NONE,
     TRUE,
     UNSURE,
+    Cond,
     Const,
     External,
     Flow,
@@ -73,6 +74,7 @@ def make_autocast(it: Interpreter, state: State, instr: p.Call, cls: str, args: 
             "enabled": enabled if enabled is not None else TRUE,
             "cache": cache if cache is not None else TRUE,
             "open": const(open_ended(args)),
+            "dtype chosen": const(looked_up(branch, dtype, chosen)),
         }
         branch.owned.discard(("heap", obj))
         outcome.append((branch, obj))
@@ -98,8 +100,23 @@ def region_from(it: Interpreter, state: State, obj: Value, at: Any) -> Region | 
     setting = dtype_value.text if isinstance(dtype_value, Sym) and dtype is None else ""
     if setting and any(ASKS_DTYPE.search(module.text) for module in it.global_frames):
         setting = ""
-    decided = chosen(state) or chosen_half(it, state, HALVES.get(dtype or "", "-"))
+    own = attributes.get("dtype chosen", NONE)
+    asked = own.value if isinstance(own, Const) and isinstance(own.value, tuple) else ()
+    decided = asked or chosen(state) or chosen_half(it, state, HALVES.get(dtype or "", "-"))
     return Region(device, dtype or "", cache, False, where, decided, setting)
+
+
+def looked_up(state: State, dtype: Value | None, found: Value | None) -> tuple[str, ...]:
+    """By which word this path has looked up a dtype in a table, and found this one, as a condition."""
+    if not isinstance(dtype, Sym):
+        return ()
+    for cond, option in dtype.options:
+        if option == found and isinstance(cond, Cond) and cond.kind == "eq" and cond.positive:
+            return (cond.text,)
+    if dtype.key[0] != "index" or not isinstance(dtype.key[2], Sym):
+        return ()
+    fact = state.facts.get(dtype.key[2])
+    return (f"{dtype.key[2].text} == {fact.eq!r}",) if fact is not None and isinstance(fact.eq, Const) else ()
 
 
 def chosen(state: State) -> tuple[str, ...]:
