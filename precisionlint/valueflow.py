@@ -157,14 +157,16 @@ class Touched(Event, frozen=True, eq=False):
 
 class Defined(Event, frozen=True, eq=False):
     """The project's own op is defined, whose inputs' dtypes matter and which brings them to none by itself: an autograd.Function without
-    custom_fwd, or an op of torch.library without an autocast rule. ``mixes``: it takes weights beside activations, by their names.
-    ``launches``: a kernel of its own computes, not PyTorch's ops. ``follows``: it casts by itself, and its result to the dtype of an input."""
+    custom_fwd (or with that alone: ``forward_only``), or an op of torch.library without an autocast rule. ``mixes``: it takes weights beside
+    activations, by their names. ``launches``: a kernel of its own computes, not PyTorch's ops. ``follows``: it casts by itself, and its
+    result to the dtype of an input."""
 
     name: str
     kind: Literal["function", "op"]
     mixes: bool
     launches: bool = False
     follows: bool = False
+    forward_only: bool = False
 
 
 class Shows(Struct, frozen=True):

@@ -215,3 +215,35 @@ def codes(x, x_s: float):
     return ({scaled}).to(torch.float8_e4m3fn)  # <-
 """
     assert told(tmp_path, "fp8-cast-without-clamp", text) is expected
+
+
+HALF_WAY = """
+import torch
+from torch.amp import custom_bwd, custom_fwd
+
+
+class Mixed(torch.autograd.Function):  # <-
+    @staticmethod
+    @custom_fwd(device_type="cuda"{given})
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod{around}
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight.t(), x.t() @ grad
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "around", "expected"),
+    [
+        ("", "", True),
+        ("", '\n    @custom_bwd(device_type="cuda")', False),
+        (", cast_inputs=torch.float32", "", False),
+    ],
+)
+def test_a_function_whose_backward_alone_is_left_out(tmp_path: Path, given: str, around: str, expected: bool) -> None:
+    text = HALF_WAY.format(given=given, around=around)
+    assert told(tmp_path, "function-without-custom-fwd", text) is expected

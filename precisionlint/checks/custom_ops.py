@@ -46,12 +46,14 @@ def function_without_custom_fwd(state: None, event: CustomOp | Defined) -> Itera
     what = f"autograd.Function '{event.name}'"
     if isinstance(event, Defined):
         differs = (
-            "the inputs of its kernels arrive as they are, half and fp32 mixed, and what it saved may have another dtype than the gradient "
+            "its forward is cast and its backward is not, and what it saved has another dtype than the gradient that comes back"
+            if event.forward_only
+            else "the inputs of its kernels arrive as they are, half and fp32 mixed, and what it saved may have another dtype than the gradient "
             "that comes back; custom_fwd(cast_inputs=…) brings them to one"
             if event.launches
             else "its forward is cast and its backward is not, and what it saved has another dtype than the gradient that comes back"
         )
-        what = f"{what} has no custom_fwd and custom_bwd"
+        what = f"{what} has {'custom_fwd and no custom_bwd' if event.forward_only else 'no custom_fwd and custom_bwd'}"
         yield defined(event, "function-without-custom-fwd", f"{what}: under autocast {differs}")
     elif event.region is not None and not event.autocast:
         yield Hit(

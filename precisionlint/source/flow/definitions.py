@@ -51,11 +51,14 @@ def function(frame: Frame, cls: Class) -> None:
     forward = cls.methods.get("forward")
     if cls.kind != "function" or forward is None or isinstance(forward.node, ast.Lambda):
         return
-    if any("custom_fwd" in ast.unparse(each) for each in forward.node.decorator_list):
+    backward = cls.methods.get("backward")
+    around = next((words for words in decorators(forward.node) if "custom_fwd" in words), "")
+    if around and (
+        "cast_inputs" in around or backward is None or any("custom_bwd" in w for w in decorators(backward.node))
+    ):
         return
     if is_complex(ast.unparse(forward.node)):
         return
-    backward = cls.methods.get("backward")
     back = ast.unparse(backward.node) if backward is not None else ""
     if settles(back) and not allocates_wide(back):
         return
@@ -76,7 +79,12 @@ def function(frame: Frame, cls: Class) -> None:
             settles(back),
             back,
             deep=backward is not None and multiplies_below(frame, backward.node, cls),
+            forward_only=bool(around),
         )
+
+
+def decorators(node: FunctionDef | ast.Lambda) -> list[str]:
+    return [] if isinstance(node, ast.Lambda) else [ast.unparse(each) for each in node.decorator_list]
 
 
 def multiplies_below(frame: Frame, node: FunctionDef | ast.Lambda, cls: Class) -> bool:
@@ -173,12 +181,13 @@ def tell(
     settled: bool = False,
     back: str = "",
     deep: bool = False,
+    forward_only: bool = False,
 ) -> None:
     """Tells of an op if its body multiplies (or it is called a product), or hands a weight or several inputs to a kernel, and casts nothing.
 
     ``names``: its inputs; ``several``: it takes, or keeps, more than one tensor; ``back``: its backward, which brings nothing to one dtype
     unless it is ``settled``; ``deep``: that multiplies as well, in functions that it calls if not by itself, so that those of the forward are
-    read for products too.
+    read for products too; ``forward_only``: the forward has custom_fwd.
 
     That an input takes the dtype of another settles what a kernel gets. Of the operand of a product that says nothing: autocast casts it once
     more, so that the result is half all the same, and its gradient meets what was saved in another dtype.
@@ -202,7 +211,9 @@ def tell(
     product = kind == "op" and (MULTIPLIES.search(whole) or PRODUCT.search(node.name))
     if by_itself or (several and (launches or product)):
         name = cls.node.name if cls is not None else node.name
-        frame.tell(Defined(frame.at(at), (), name, kind, bool(by_itself) and mixes, not multiplies))
+        frame.tell(
+            Defined(frame.at(at), (), name, kind, bool(by_itself) and mixes, not multiplies, forward_only=forward_only)
+        )
 
 
 def hands_to_kernels(frame: Frame, node: FunctionDef, names: list[str]) -> bool:
