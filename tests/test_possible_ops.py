@@ -247,3 +247,42 @@ class Mixed(torch.autograd.Function):  # <-
 def test_a_function_whose_backward_alone_is_left_out(tmp_path: Path, given: str, around: str, expected: bool) -> None:
     text = HALF_WAY.format(given=given, around=around)
     assert told(tmp_path, "function-without-custom-fwd", text) is expected
+
+
+HANDED_ON = """
+import torch
+
+OPTIONS = {options}
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, one, other):
+        ctx.save_for_backward(x, weight, one, other)
+        return torch._scaled_mm(x, weight.t(), one, other, **OPTIONS)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, one, other = ctx.saved_tensors
+        return torch._scaled_mm(grad, weight, one, other, **OPTIONS), None, None, None  # <-
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("dict(out_dtype=torch.bfloat16, use_fast_accum=True)", True),
+        ('{"out_dtype": torch.bfloat16, "use_fast_accum": True}', True),
+        ("dict(dict(use_fast_accum=True), use_fast_accum=False)", False),
+        ("read()", False),
+        ("[None, None, torch.bfloat16, True]", True),
+        ("[None, None, torch.bfloat16, False]", False),
+    ],
+)
+def test_what_a_dict_hands_on_is_handed(tmp_path: Path, options: str, expected: bool) -> None:
+    text = HANDED_ON.format(options=options)
+    if options.startswith("["):  # without names
+        text = text.replace("**OPTIONS", options.strip("[]"))
+    (tmp_path / "ops.py").write_text(text, encoding="utf-8")
+    found = check([(tmp_path / "ops.py").as_posix()], select=["fp8-fast-accumulation-in-backward"]).findings
+    assert bool(found) is expected

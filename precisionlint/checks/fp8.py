@@ -56,6 +56,8 @@ ACTIVATIONS = regex(
 )
 """What a function's argument is called that is no weight."""
 GRADIENT = regex(r"backward|(?:^|_)bwd(?:_|$)|grad_?(?:weight|input)|dgrad|wgrad")
+FAST_AT = {"torch._scaled_mm": 7, "torch._scaled_grouped_mm": 8}
+"""At which place a product takes ``use_fast_accum``, given without its name."""
 PRODUCT = regex(r"scaled|gemm|mm(?:_|$)|matmul|f8f8")
 OUTSIDE_TRAINING = regex(r"convert|export|infer|generat")
 GUARDS = frozenset({"clamp", "maximum", "where", "nan_to_num", "masked_fill", "add"})
@@ -420,14 +422,21 @@ def upstream(value: Value, limit: int = 120) -> set[int]:
 @FAMILY.rule("fp8-fast-accumulation-in-backward", Called)
 def fp8_fast_accumulation_in_backward(state: None, event: Called) -> Iterator[Any]:
     options = event.value.options
-    if not options:
+    place = FAST_AT.get(event.value.name)
+    if not options and place is None:
         return
     if event.scope.kind == "backward" or GRADIENT.search(event.scope.function):
-        flag, split = options.get("use_fast_accum"), options.get("use_split_accumulator")
+        flag = options.get("use_fast_accum") if place is None else event.value.option("use_fast_accum", place)
+        split = options.get("use_split_accumulator")
         partial_of = event.value.inputs[:1] if event.value.name == "functools.partial" else ()
         called = partial_of[0].name if partial_of else event.value.name
         if flag is not None and flag.constant is True and PRODUCT.search(called):
-            fix = Remedy((Change("argument", event.at, "use_fast_accum", "False"),), shared(event.scope))
+            named = "use_fast_accum" in options  # without its name it would be given twice
+            fix = (
+                Remedy((Change("argument", event.at, "use_fast_accum", "False"),), shared(event.scope))
+                if named
+                else None
+            )
             yield fast(flag.at, "use_fast_accum=True", "False", Seen(event.at, "a product of gradients"), fix)
         elif split is not None and split.constant is False and PRODUCT.search(called):
             fix = Remedy((Change("argument", event.at, "use_split_accumulator", "True"),), shared(event.scope))

@@ -13,7 +13,7 @@ from precisionlint.source.flow import attributes, contexts, torch_calls
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Environment, Function, Source, Spent, Spot, instance
 from precisionlint.source.flow.joins import either, element, unpacked
 from precisionlint.source.flow.puts import put
-from precisionlint.source.flow.python_calls import builtin
+from precisionlint.source.flow.python_calls import builtin, held
 from precisionlint.source.flow.statements import STATEMENTS, keep
 from precisionlint.source.flow.words import (
     BINARY,
@@ -352,8 +352,9 @@ class Frame:
         starred = any(isinstance(arg, ast.Starred) for arg in node.args) or any(k.arg is None for k in node.keywords)
         options = {keyword.arg: self.expr(keyword.value) for keyword in node.keywords if keyword.arg is not None}
         for keyword in node.keywords:
-            if keyword.arg is None:
-                options[""] = self.expr(keyword.value)  # what it holds is not known
+            if keyword.arg is None:  # besides what it is seen to hold it may hold more
+                options[""] = self.expr(keyword.value)
+                options.update(held(options[""], options))
         value = self.apply(func, args, options, node, starred)
         keep(self, node, args, value)
         return value
@@ -386,7 +387,7 @@ class Frame:
             case "external":
                 return torch_calls.external(self, func.name, args, options, node)
             case "builtin":
-                return builtin(self, func.name, args, node)
+                return builtin(self, func.name, args, node, options)
             case "module":
                 return torch_calls.module(self, func, args, node)
             case "cast" | "view" if func.name not in ("data", "T"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from precisionlint.source.flow.heap import NOTHING, instance
@@ -27,8 +28,13 @@ if TYPE_CHECKING:
 FLOAT32: Dtypes = frozenset({"float32"})
 
 
-def builtin(frame: Frame, name: str, args: list[Value], node: ast.Call) -> Value:
+def builtin(frame: Frame, name: str, args: list[Value], node: ast.Call, options: Mapping[str, Value]) -> Value:
     match name:
+        case "dict" if options:
+            table = {key: value for key, value in options.items() if key}
+            if args and args[0].op == "dict":
+                table = {**args[0].ref, **table}
+            return Value("dict", tuple(table.values()), at=frame.at(node), ref=table)
         case "enumerate" | "zip":
             return Value(name, tuple(args) if args or name == "zip" else (NOTHING,))  # enumerate(iterable=…)
         case "range":
@@ -62,6 +68,13 @@ def builtin(frame: Frame, name: str, args: list[Value], node: ast.Call) -> Value
         case "getattr" if len(args) >= 2 and args[1].op == "constant" and isinstance(args[1].constant, str):
             return frame.attribute_of(args[0], args[1].constant, node)
     return NOTHING
+
+
+def held(spread: Value, given: Mapping[str, Value]) -> dict[str, Value]:
+    """The arguments that ``**spread`` is seen to hand on, where the call does not give them by itself."""
+    if spread.op != "dict":
+        return {}
+    return {key: value for key, value in spread.ref.items() if isinstance(key, str) and key not in given}
 
 
 def folded_math(name: str, args: list[Value]) -> Value | None:
