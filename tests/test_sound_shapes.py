@@ -331,6 +331,12 @@ for x in data():
         ("model.weight.grad.norm() / two.norm()", []),
         ("model.weight.grad.norm() / model.weight.norm()", ["scaled-gradients-read"]),
         ("one.norm() / model.weight.norm()", ["scaled-gradients-read"]),
+        ("{'mean': model.weight.grad.abs().mean().item()}", ["scaled-gradients-read"]),
+        ("model.weight.grad.float().std()", ["scaled-gradients-read"]),
+        ("model.weight.grad.abs().max() == 0", []),
+        ("torch.isfinite(model.weight.grad.mean())", []),
+        ("model.weight.grad.abs().mean() / scaler.get_scale()", []),
+        ("model.weight.grad.abs().shape", []),
     ],
 )
 def test_a_norm_that_a_script_divides_by_the_scale_is_right(tmp_path: Path, shown: str, found: list[str]):

@@ -22,7 +22,7 @@ from precisionlint.source.effects.common import (
     when,
 )
 from precisionlint.source.effects.copies import write_parameters, written_with
-from precisionlint.source.effects.unread import call_unknown, emit_clip, read_grads
+from precisionlint.source.effects.unread import call_unknown, emit_clip, only_tested, read_grads
 from precisionlint.source.evaluate import element_of
 from precisionlint.source.objects import dtype_of, model_weights
 from precisionlint.source.operators import divisor
@@ -55,6 +55,10 @@ if TYPE_CHECKING:
 NORM_CALLS = frozenset(
     {"torch.norm", "torch.linalg.vector_norm", "torch.linalg.norm", "torch._foreach_norm", "torch.stack", "torch.cat"}
 )
+
+
+STATISTICS = frozenset({"mean", "std", "var", "max", "min", "amax", "median", "quantile"})
+"""What is taken of gradients to be shown, if it is not taken to be tested."""
 
 
 def attribute_set(it: Interpreter, state: State, obj: Value, target: p.Attr, value: Value, at: Any) -> bool:
@@ -265,12 +269,15 @@ def tensors_method(it: Interpreter, state: State, instr: p.Call, tensors: Tensor
             "double",
             "half",
             "coalesce",
+            "abs",
         ):
             return one(state, tensors)
         if name in ("square", "pow") and not isinstance(tensors.flow.scaled, Named):
             return one(state, replace(tensors, kind="square"))
         if name in ("norm", "histc") or (name in ("square", "pow") and isinstance(tensors.flow.scaled, Named)):
             read_grads(it, state, instr, tensors, f".grad.{name}" if name != "square" else "a squared norm")
+        elif name in STATISTICS and not only_tested(it, state, instr.at):
+            read_grads(it, state, instr, tensors, f".grad.{name}")
         if name in ("sum", "mean", "sqrt", "square", "pow", "norm"):
             return one(state, result(it, state, instr, Method(tensors, name), ()))
         return one(state, result(it, state, instr, Method(tensors, name), ()))

@@ -169,6 +169,8 @@ def is_infinite(value: Value | None) -> bool:
     return isinstance(value, External) and value.name in ("math.inf", "torch.inf", "numpy.inf", "np.inf", "numpy.Inf")
 
 
+TESTS = regex(r"^(?:is_?(?:nan|inf|finite)\w*|any|all|bool|nan_to_num)$")
+"""What asks of a number no more than whether it is one."""
 DIVIDED = regex(r"/=?\s*\(?[\w.]*(?:get_scale\(\)|scale\b|scaler?_value)|\*=?\s*\(?[\w.]*inv\w*_?scale", re.I)
 
 
@@ -225,6 +227,28 @@ def only_normalises(it: Interpreter, state: State, call: Any) -> bool:
             if any(call in side for side in sides) and all(takes_norm_of_gradients(side, taken) for side in sides):
                 return True
     return id(call) in divides or (not read.isdisjoint(divides) and read <= divides | tested)
+
+
+def only_tested(it: Interpreter, state: State, call: Any) -> bool:
+    """Whether a number taken of gradients is only asked whether it is zero, finite or above a limit."""
+    nodes = [node for each in scope_at(it, state) for node in walk(each)]
+    asked = [node.test for node in nodes if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Assert))]
+    asked += [node for node in nodes if isinstance(node, ast.Compare)]
+    asked += [node for node in nodes if isinstance(node, ast.Call) and TESTS.search(last_name(node.func))]
+    tested = {id(inner) for each in asked for inner in walk(each)}
+    if id(call) in tested:
+        return True
+    names = {
+        target.id
+        for node in nodes
+        if isinstance(node, ast.Assign) and any(inner is call for inner in walk(node.value))
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    loads = [
+        node for node in nodes if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load)
+    ]
+    return bool(loads) and all(id(node) in tested for node in loads)
 
 
 def takes_norm_of_gradients(nodes: list[ast.AST], names: Set[str]) -> bool:
