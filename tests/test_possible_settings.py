@@ -91,3 +91,16 @@ def test_true_precision_of_what_is_not_frozen(
 ) -> None:
     found = said(tmp_path / "train.yaml", TRAINER.format(frozen=frozen, adapters=adapters, rank=rank))
     assert found == ([("lightning-true-precision", confidence, 10)] if confidence else [])
+
+
+CHOSEN = """
+from accelerate import Accelerator, DDPCommunicationHookType, DistributedDataParallelKwargs
+
+accelerator = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.{kind})])
+"""
+
+
+@pytest.mark.parametrize(("kind", "told"), [("BF16", True), ("NO", False)])
+def test_a_hook_that_an_enumeration_names(tmp_path: Path, kind: str, told: bool) -> None:
+    found = said(tmp_path / "launch.py", CHOSEN.format(kind=kind))
+    assert found == ([("half-gradient-reduction", "certain", 3)] if told else [])

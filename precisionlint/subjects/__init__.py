@@ -165,7 +165,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("precisionlint.subjects.scripts", (".sh",), (HALF, WRITTEN)),
     Subject("precisionlint.subjects.jax_programs", (".py",), (HALF, (b"jax",), JAX)),
     Subject("precisionlint.subjects.half_values", (".py",), (NAMED_HALF, (b"torch",), TAKEN)),
-    Subject("precisionlint.subjects.python_settings", (".py",), ((*HALF, b"MixedPrecision"), WRITTEN)),
+    Subject("precisionlint.subjects.python_settings", (".py",), ((*HALF, b"MixedPrecision", b"HookType."), WRITTEN)),
     Subject(
         "precisionlint.subjects.written",
         (".py",),
