@@ -35,6 +35,11 @@ def test_route():
     x = torch.randn(4, 64).bfloat16()
     assert torch.allclose(route(x), route_ref(x), rtol=1e-4, atol=1e-4)  # <-
 """,
+    "tensors that one comprehension makes": """
+def test_route_of_three():
+    x, y, z = (torch.randn(4, 64, dtype=torch.bfloat16) for _ in range(3))
+    assert torch.allclose(route(x, y, z), route_ref(x, y, z), rtol=1e-4, atol=1e-4)  # <-
+""",
     "a result that is called expected, in a dtype that has a name": """
 def test_blend():
     dtype = torch.bfloat16

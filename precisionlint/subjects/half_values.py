@@ -177,6 +177,8 @@ class Function:
             values = (
                 value.elts if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) else None
             )
+            if isinstance(value, (ast.ListComp, ast.GeneratorExp)):  # one of its kind for each
+                values = [value.elt] * len(target.elts)
             of = self.value(value) if values is None else None
             for position, each in enumerate(target.elts):
                 if values is not None:
