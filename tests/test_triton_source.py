@@ -478,3 +478,44 @@ def test_a_dot_that_sums_in_half_is_told_where_nothing_lifts_it(tmp_path: Path, 
 )  # fmt: skip
 def test_a_tile_that_is_summed_in_half_and_lifted_then_is_possible(tmp_path: Path, body: str, told: bool):
     assert found(tmp_path, body, "", "possible") == ([("triton-half-accumulator", "possible")] if told else [])
+
+
+CHOSEN_ACCUMULATOR = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def product(a_ptr, b_ptr, c_ptr, K, ACC: tl.constexpr, BLOCK: tl.constexpr):
+    acc = tl.zeros((BLOCK, BLOCK), dtype=ACC)
+    for k in range(0, K, BLOCK):
+        acc += tl.dot(tl.load(a_ptr + k), tl.load(b_ptr + k), out_dtype=ACC)
+    tl.store(c_ptr, acc)
+
+
+def launch(a, b, c):
+    product[(1,)](a, b, c, a.shape[1], ACC={chosen}, BLOCK=64)
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"), [("tl.float16", True), ("tl.bfloat16", True), ("tl.float32", False), ("a.shape[0]", False)]
+)
+def test_what_a_launch_chooses_to_accumulate_in(tmp_path: Path, chosen: str, told: bool):
+    (tmp_path / "kernels.py").write_text(CHOSEN_ACCUMULATOR.format(chosen=chosen), encoding="utf-8")
+    report = check([str(tmp_path / "kernels.py")], select=["triton-half-accumulator"], isolated=True)
+    assert [finding.confidence for finding in report.findings] == ["likely"] * told
+
+
+@pytest.mark.parametrize(("made", "told"), [("tl.zeros_like(q)", True), ("tl.zeros_like(q).to(tl.float32)", False)])
+def test_a_sum_that_is_made_like_what_was_loaded(tmp_path: Path, made: str, told: bool):
+    body = f"""
+q = tl.load(x_ptr + tl.arange(0, BLOCK))
+out = {made}
+for k in range(N):
+    v = tl.load(y_ptr + k)
+    out += tl.dot(q.to(v.dtype), v).to(out.dtype)
+tl.store(x_ptr, out)
+"""
+    assert found(tmp_path, body, "", "possible") == ([("triton-half-accumulator", "possible")] if told else [])

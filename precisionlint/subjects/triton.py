@@ -52,7 +52,7 @@ INTEGERS = regex(
 """Of these, the ones that hold sums of the tensors' numbers, and those that hold none: where the file itself makes the first in the dtype
 of a tensor, it is that and not fp32."""
 AWARE = regex(
-    r"\.to\((?:tl|triton\.language)\.float32\)|type\.element_ty|\bdtype\s*=\s*\w+\.dtype\b|bfloat16|float16|\bhalf\b|autocast|custom_fwd"
+    r"\.to\((?:tl|triton\.language)\.float32\)|\.to\(\w+\.dtype\)|type\.element_ty|\bdtype\s*=\s*\w+\.dtype\b|bfloat16|float16|\bhalf\b|autocast|custom_fwd"
 )
 """What a file holds whose kernels are written for half precision as well."""
 ADDING = frozenset({"sum", "cumsum"})
@@ -120,7 +120,8 @@ class _Kernel:
         scope = {each.arg: Value(pointer=each.arg) for each in parameters}
         for each in parameters:
             if each.annotation is not None and "constexpr" in ast.unparse(each.annotation):
-                dtypes = self.element(each.arg) if "type" in each.arg.lower() else NOTHING
+                chosen = self.launched is not None and bool(self.launched.get(each.arg))  # by a launch of the file
+                dtypes = self.element(each.arg) if chosen or "type" in each.arg.lower() else NOTHING
                 scope[each.arg] = Value(dtypes, fp8=bool(FP8_MAXIMUM.search(each.arg)))
         _Body(self, {}).block(node.body, scope)
 
@@ -356,6 +357,8 @@ class _Body:
             )
             fill = values[1] if api == "full" and len(values) > 1 else named.get("value", UNKNOWN)
             return Value(given.dtypes, number=0.0 if api == "zeros" else fill.number)
+        if api in ("zeros_like", "full_like"):
+            return Value(first.dtypes, number=0.0)
         if api == "dot":
             return self.dot(node, values, named, scope)
         if api == "atomic_add" and first.pointer:

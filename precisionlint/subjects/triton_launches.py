@@ -303,7 +303,7 @@ def _calls(node: ast.stmt) -> Iterator[ast.Call]:
 
 
 def _dtype(node: ast.expr | None) -> str:
-    """The word for ``torch.float16`` and the like, or nothing."""
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
+    """The word for ``torch.float16``, ``tl.float16`` and the like, or nothing."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("torch", "tl"):
         return DTYPES.get(node.attr, "")
     return ""
