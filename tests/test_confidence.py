@@ -218,7 +218,7 @@ def test_a_program_that_trains_under_autocast_makes_it_likely(tmp_path: Path) ->
     [
         (
             "@staticmethod\n    def forward",
-            "@staticmethod\n    @torch.amp.custom_fwd(device_type='cuda')\n    def forward",
+            "@staticmethod\n    @torch.amp.custom_fwd(device_type='cuda', cast_inputs=torch.float32)\n    def forward",
         ),
         ("ctx.save_for_backward(x, weight)\n        return x @ weight", "return x + weight"),
         ("ctx.save_for_backward(x, weight)", "ctx.save_for_backward(x, weight)\n        weight = weight.to(x.dtype)"),
