@@ -88,9 +88,10 @@ class ToNumpy(Event, frozen=True, eq=False):
 
 class Average(Event, frozen=True, eq=False):
     """Weights are blended into a running average of weights, in a dtype that nothing tells; ``cast``: or the model that holds the average
-    is given a dtype, by this name, which the program sets to half."""
+    is given a dtype, by this name, which the program sets to half; ``half``: how the blend casts what it adds to half."""
 
     cast: str = ""
+    half: str = ""
 
 
 class GradientSum(Event, frozen=True, eq=False):

@@ -51,6 +51,63 @@ def test_an_average_of_weights_however_it_is_spelled(tmp_path: Path, blend: str)
     assert told(tmp_path, "half-ema", AVERAGE.format(blend=blend)) == [17]
 
 
+LISTED = """
+import torch
+
+
+class Trainer:
+    def average(self, net, slow):
+        for i, param in enumerate(net.parameters()):
+            kept = self.average_of[i]
+            self.average_of[i] = {blend}
+"""
+
+
+@pytest.mark.parametrize(
+    ("blend", "lines"),
+    [
+        ("(1 - slow) * kept + param.detach().half() * slow if kept.dtype == torch.float16 else kept", [9]),
+        ("slow * kept + (1 - slow) * param.to(torch.bfloat16) if param.dtype != kept.dtype else kept", [9]),
+        ("(1 - slow) * kept + param.detach().float() * slow", []),
+        ("kept + param.detach().half()", []),
+    ],
+)
+def test_an_average_of_what_is_cast_to_half(tmp_path: Path, blend: str, lines: list[int]) -> None:
+    assert told(tmp_path, "half-ema", LISTED.format(blend=blend)) == lines
+
+
+STOCHASTIC = """
+import torch
+from rounding import addcdiv_stochastic_
+
+
+@torch.no_grad()
+def step(self, p, group):
+    state, grad = self.state[p], p.grad
+    if not state:
+        state["exp_avg"] = torch.zeros_like(p)
+        state["exp_avg_sq"] = torch.zeros_like(p)
+    exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
+    exp_avg.lerp_(grad, 1 - group["beta1"])
+    {second}
+    if p.dtype == torch.bfloat16 and self.stochastic_rounding:
+        addcdiv_stochastic_(p, exp_avg, exp_avg_sq.sqrt(), value=-group["lr"])
+    else:
+        p.addcdiv_(exp_avg, exp_avg_sq.sqrt(), value=-group["lr"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("second", "lines"),
+    [
+        ('exp_avg_sq.mul_(group["beta2"]).addcmul_(grad, grad, value=1 - group["beta2"])', [11, 14]),
+        ("copy_stochastic_(exp_avg_sq, exp_avg_sq.float().lerp(grad.float().square(), 0.001))", []),
+    ],
+)
+def test_stochastic_rounding_of_the_weight_alone(tmp_path: Path, second: str, lines: list[int]) -> None:
+    assert told(tmp_path, "half-optimizer-state", STOCHASTIC.format(second=second)) == lines
+
+
 @pytest.mark.parametrize(
     "blend",
     [

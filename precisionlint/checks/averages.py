@@ -18,15 +18,15 @@ SLOW_DECAY = 0.99
 @FAMILY.rule("half-ema", Written, Average)
 def half_ema(storage: Storage, event: Written | Average) -> Iterator[Hit]:
     if isinstance(event, Average):
-        own = (
-            f"the average of the weights is kept in '{event.cast}', which may be half"
-            if event.cast
-            else "weights are averaged in their own dtype"
-        )
+        own, it_is = "weights are averaged in their own dtype", "they are"
+        if event.cast:
+            own, it_is = f"the average of the weights is kept in '{event.cast}', which may be half", "it is"
+        elif event.half:
+            own, it_is = f"weights are cast by {event.half} where they are averaged", "the average is"
         yield Hit(
             "half-ema",
             event.at,
-            f"{own}: where {'it is' if event.cast else 'they are'} half, what a step adds at decay 0.999 is below half the spacing and rounds "
+            f"{own}: where {it_is} half, what a step adds at decay 0.999 is below half the spacing and rounds "
             "away, so the average stands still; keep it in fp32",
             (),
             confidence="possible",

@@ -20,6 +20,8 @@ WEIGHTS = regex(r"parameters\(|state_dict\(|param(?:eter)?s?\b")
 NAMED = regex(r"ema|averag|shadow|teacher|target|momentum|polyak|decay", re.I)
 AWARE = regex(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.dtype|dtype\s*=|kahan|stochastic|codebook|cluster")
 """What says that dtypes were thought of, or that it is a codebook's affair."""
+HALVED = regex(r"\.half\(\)|\.bfloat16\(\)|\.to\((?:dtype=)?torch\.(?:b?float16|half)\)")
+"""How a blend casts what it adds to half, whatever else around it speaks of."""
 STEPPING = regex(r"\bgrads?\b|\bexp_avg|Optimizer|momentum_buf")
 """What an optimizer has; one that is called an average holds an average of weights all the same."""
 HOLDS = regex(r"(?:^|_)ema(?:_|$)|^ema|averaged?_model|shadow_model", re.I)
@@ -48,14 +50,17 @@ def read(file: File) -> Iterator[Average]:
             for method in holder.body:
                 if isinstance(method, ast.FunctionDef) and method.name == "to":
                     around = around.replace(_text(file, method), "")
-        if AWARE.search(around) or not NAMED.search(around):
+        if not NAMED.search(around):
             continue
+        aware = AWARE.search(around) is not None
         if STEPPING.search(around) and not (isinstance(holder, ast.ClassDef) and MAKES.search(holder.name)):
             continue
         for each in walk(node):
             if isinstance(each, (ast.Call, ast.BinOp)) and _blends(each):
-                yield Average(file.place(each), ())
-            for name in ("body", "orelse"):
+                half = HALVED.search(ast.unparse(each))
+                if half is not None or not aware:
+                    yield Average(file.place(each), (), half=half[0] if half is not None else "")
+            for name in ("body", "orelse") if not aware else ():
                 block = getattr(each, name, None)
                 if isinstance(block, list):
                     yield from (Average(file.place(added), ()) for added in _in_two_steps(block))

@@ -31,6 +31,10 @@ FIRST = regex(
 GRADIENT = regex(r"^(?:grads?|g|gradient|d_p|update)$|_grad$|^grad_")
 MADE = ("zeros_like", "zeros", "empty_like", "empty", "full_like", "full", "new_zeros", "clone")
 CAREFUL = regex(r"kahan|compensat|stochastic|master|error_feedback|(?<!grad_)residual|round", re.I)
+OF_THE_WEIGHT = regex(
+    r"\w*stochastic\w*\(\s*(?:p|w|params?|weights?)\b(?:[^()]|\([^()]*\))*\)|\bself\.\w*stochastic_round\w*|\[\s*[\"']\w*stochastic_round\w*[\"']\s*\]"
+)
+"""What rounds the weight alone with care, and the setting that asks for it: the moments are rounded all the same."""
 UPDATES = regex(r"exp_avg|square_avg|second_moment|variance|addcmul_|mul_\(")
 """What only a function holds that averages anything."""
 OF_GRADIENTS = regex(r"\.grad\b|\bstate\[|\bgrads?\b")
@@ -57,7 +61,7 @@ def read(file: File) -> Iterator[Moment]:
         text = COMMENT.sub("", text)
         outer = file.owners.get(node, node)
         around = file.code(outer)
-        if not UPDATES.search(text) or CAREFUL.search(around):
+        if not UPDATES.search(text) or CAREFUL.search(OF_THE_WEIGHT.sub("", around)):
             continue
         own = [each for each in walk(node) if isinstance(each, (ast.Assign, ast.Call))]
         found = [each for each in _kept(file, own, text) if not each.made or not TEST_PATH.search(file.display)]
