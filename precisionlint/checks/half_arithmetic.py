@@ -51,14 +51,20 @@ SERVING = regex(
 
 def grade(dtypes: Dtypes, scope: Scope) -> Confidence | None:
     """``"certain"`` or ``"likely"`` where a value is or may be half, ``"possible"`` where it may be on one path and nothing is known of the
-    others, else None. Who disables autocast around an op has thought of its dtypes: there only what is known counts."""
+    others, else None. Who disables autocast around an op has thought of its dtypes: there only what is known counts. And in a region that a
+    setting switches on, what autocast lifts is fp32 where the region is what makes anything half."""
     if known_half(dtypes):
         return "certain"
-    if scope.enabled is False:
+    if scope.enabled is False or (lifts(scope) and all(atom[0] in "^?" for atom in dtypes)):
         return None
     if may_be_half(dtypes):
         return "likely"
     return "possible" if "?" in dtypes and may_be_half(dtypes - UNKNOWN) else None
+
+
+def lifts(scope: Scope) -> bool:
+    """Whether a setting switches a region on here, on CUDA as far as is known."""
+    return scope.switched is not None and scope.switched.device in ("cuda", "")
 
 
 def unless_handed_in(how: Confidence | None, value: Value, scope: Scope) -> Confidence | None:
@@ -202,14 +208,15 @@ def log_stored_in_half(value: Value, scope: Scope) -> Iterator[Any]:
     """``log_softmax``, ``logsumexp``: what a loss function is given may be anything; what a layer gives is half wherever half reaches it."""
     how = grade(value.dtypes, scope)
     made_here = any(
-        s.op in ("linear", "matmul") or (s.op == "layer" and s.name == "Linear") for s in sources(value.inputs[0])
+        s.op in ("linear", "matmul") or (s.op == "layer" and s.name == "Linear")
+        for s in sources(value.inputs[0], VIEWS | SCALED)
     )
     if how not in (None, "certain") and not (how == "likely" and made_here and value.op == "logsumexp"):
         leaves = sources(value.inputs[0], VIEWS | SCALED | {"clamp"})
         scored = logits(value.inputs[0]) or any(named(each, SCORED) for each in (scaled_by(value.inputs[0]), *leaves))
         how = "possible" if made_here or scored else None
     elif how is None and untold(value) and named(value.inputs[0], LOGITS) and scope.enabled is not False:
-        how = "possible"
+        how = None if lifts(scope) else "possible"
     if how is not None:
         lifted = value.op == "log_softmax"
         yield hit(

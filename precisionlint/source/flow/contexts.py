@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from precisionlint.events import Region
+from precisionlint.patterns import regex
 from precisionlint.source.flow.words import VERSION
 from precisionlint.valueflow import UNKNOWN, Value, find
 
 if TYPE_CHECKING:
     from precisionlint.source.flow.evaluate import Frame
+
+
+REGION = regex(r"autocast|(?:^|_)amp(?:_|$)|^_?ctx$", re.I)
+"""What a program calls an autocast region that is handed to it."""
 
 
 def narrow(frame: Frame, test: ast.expr) -> None:
@@ -44,6 +51,10 @@ def enter(frame: Frame, context: Value) -> None:
     regions = [one for one in context.inputs if one.op == "region"] if context.op == "either" else []
     if regions and all(one.ref[0] is False for one in regions):
         context = regions[0]  # off wherever it matters
+    elif regions and all(one.ref[0] is not False for one in regions):
+        context = Value("region", at=context.at, name=context.name, ref=(None, regions[0].ref[1]))  # on by a setting
+    elif context.op in ("input", "unknown") and REGION.search(context.name):
+        context = Value("region", at=context.at, name=context.name, ref=(None, Region("", "", at=context.at)))
     if context.op == "region":
         enabled, region = context.ref
         # A region that is on for sure, or off for sure; what is undecided leaves what stood.

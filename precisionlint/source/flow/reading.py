@@ -57,12 +57,14 @@ class Flow:
         self.remembered = Remembered()
         self.inherited = False  # a method of a class above runs, which other files hold
         self.shown = False  # a module is shown on numbers that were made up: what others give it, this does not tell
+        self.top: Frame | None = None
         self.budget = BUDGET
 
     def run(self) -> Iterator[Event]:
         try:
             quiet = self.told != self.file.path
-            Frame(self, self.source, self.source.names, (), Scope(), 0, quiet).block(self.file.syntax.body)
+            self.top = Frame(self, self.source, self.source.names, (), Scope(), 0, quiet)
+            self.top.block(self.file.syntax.body)
             self.end(None)
             called = self.file.called
             later: list[Function] = []
@@ -96,6 +98,8 @@ class Flow:
     def global_of(self, source: Source, name: str) -> Value | None:
         """A name of a file's top level. Of other files than the one at hand, only the statement that makes the name is run."""
         found = source.names.get(name)
+        if found is None and source is self.source and self.top is not None:
+            return self.top.names.get(name)  # what the branch has made that runs there: ``if __name__ == "__main__":``
         if found is None and source is not self.source and name in source.makers:
             statements = source.makers.pop(name)  # what a cycle of imports sees meanwhile is nothing
             Frame(self, source, source.names, (), Scope(), DEPTH - 1, quiet=True).block(statements)
