@@ -19,6 +19,7 @@ from precisionlint.checks.half_arithmetic import (
     short,
     untold,
 )
+from precisionlint.checks.rotary_buffers import asked, frequencies_in_a_buffer, loaded_and_cast
 from precisionlint.findings import Confidence
 from precisionlint.patterns import regex
 from precisionlint.valueflow import (
@@ -27,7 +28,6 @@ from precisionlint.valueflow import (
     VIEWS,
     Computed,
     Scope,
-    Shows,
     Value,
     find,
     known_half,
@@ -94,6 +94,7 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
         yield from sines_of_octaves(value, event.scope)
     if value.op == "cast" and known_half(value.dtypes):
         yield from tables_in_half(value, event.scope)
+        yield from loaded_and_cast(value, event.scope)
     if value.op not in ("matmul", "outer", "mul", "div") or len(value.inputs) < 2 or event.scope.kind == "test":
         return
     left, right = value.inputs[0], value.inputs[1]
@@ -104,8 +105,8 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
         if value.op == "div" and find(place, lambda v: v.op == "div" and len(v.inputs) > 1, limit=16) is not None:
             continue  # shares of a length
         held = next((s for s in sources(freq) if s.op == "buffer" and "~weights" in s.dtypes), None) or asked(freq)
-        if held is not None and event.scope.enabled is not False and not event.scope.setup and not in_turns(place):
-            yield cast_frequencies(held, value)
+        if not event.scope.setup and not in_turns(place):
+            yield from frequencies_in_a_buffer(held, freq, value, event.scope)
         how = grade(value.dtypes, event.scope)
         cast = find(value, lambda v: v.op == "cast" and may_be_half(v.dtypes), lambda v: v.op in COUNTED, 16)
         if how not in (None, "certain") and cast is None and held is not None and value.op != "matmul":
@@ -267,12 +268,6 @@ def in_turns(place: Value) -> bool:
     )
 
 
-def asked(freq: Value) -> Value | None:
-    """The buffer of frequencies whose dtype the program asks for, and then only casts what has been rounded."""
-    held = list(sources(freq, VIEWS | {"cast"}))
-    return held[0] if all(s.op == "buffer" and s.ref == "asked" for s in held) else None
-
-
 def counted_alike(value: Value) -> bool:
     """Whether positions are counted in the dtype of something else."""
     return value.op == "arange" and "dtype" in value.options and may_be_half(value.dtypes)
@@ -280,20 +275,6 @@ def counted_alike(value: Value) -> bool:
 
 COUNTED = frozenset({"arange", "size", "buffer"})
 """What does not take the dtype of what it is made from: the count of a cast tensor is an integer."""
-
-
-def cast_frequencies(held: Value, used: Value) -> Hit:
-    """Frequencies in a buffer, which ``model.to(dtype)`` rounds with everything else: what reads them can no longer mend it."""
-    angles = f"the angles of '{held.name}'" if held.name else "the angles"
-    return Hit(
-        "half-rope",
-        held.at,
-        f"the frequencies are a buffer, which model.to(dtype) casts: in bf16 8 bits of them are left, .float() does not bring the others "
-        f"back, and {angles} are wrong by radians within 8k positions; make them anew in fp32, or keep them out of the cast",
-        (Seen(used.at, "the angles are made of them"),),
-        confidence="likely",
-        needs=(TRAINING, Shows("half buffers")),
-    )
 
 
 PLACES = regex(r"rope|rot(?:ary|ate)|pos(?:ition|_|[A-Z]|$)|embed|alibi|sinusoid|freqs?|sin_?cos|cos_?sin|\bYarn", re.I)
