@@ -172,6 +172,9 @@ class Run:
         for need in hit.needs:
             assert isinstance(need, Shows)
             where = evidence.shows(need, file.path, file.display)
+            if where is None and self.possible and need.bare and hit.confidence != "certain":
+                where = evidence.at_times_bare(need, file.path, file.display)
+                hit = hit if where is None else replace(hit, confidence="possible")
             if where is None:
                 if hit.confidence == "certain" or not self.possible:
                     return None

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+from msgspec import structs
+
 from precisionlint.findings import Place
 from precisionlint.patterns import regex
 from precisionlint.source.flow.bearers import Bearers
@@ -89,6 +91,8 @@ AUTOCAST = regex(
     OF_TORCH + rb"\bautocast\((?!\s*False|[^)\n]*enabled\s*=\s*False)|\bAccelerator\(|\bTrainingArguments\b"
 )
 """What only a program says that runs its forward under autocast, or can be told to."""
+OTHERWISE = regex(rb"\bnullcontext\(\)\s*if\b|\belse\s+(?:contextlib\.)?nullcontext\(\)")
+"""What a program says that runs without a region where a setting says so."""
 OPTIMIZES = regex(rb"optim(?:izer)?\b|\boptim\.")
 """What a program holds that trains, and leaves the step to others."""
 KINDS = {
@@ -197,6 +201,15 @@ class Evidence:
             cast = self.cast(path, near, what, trained=need.what == "half gradients")
             return min((each for each in (line, cast) if each is not None), default=None)
         return None if what in SPOKEN and not self.takes_part(path, near) else line
+
+    def at_times_bare(self, need: Shows, near: Path, display: str) -> Place | None:
+        """Where a program shows what is needed that runs under autocast in some of its configurations, and by FSDP's half copies in others:
+        ``nullcontext() if fsdp else torch.autocast(…)``."""
+        where = self.shows(structs.replace(need, bare=False), near, display) if need.bare else None
+        path = near if where is not None and where.path == display else Path(where.path) if where is not None else None
+        if path is None or self.first("half copies", path) is None or not OTHERWISE.search(self.text(path)):
+            return None
+        return where
 
     def takes_part(self, path: Path, near: Path) -> bool:
         """Whether what a file says of half precision may be of this one: it trains or sets what a program does, it is led to from there, or
