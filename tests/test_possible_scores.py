@@ -227,7 +227,7 @@ def choose(hidden, table, most):
 """,
     ),
     "the gradient of a weight, chunk by chunk": (
-        "half-running-sum",
+        "half-gradient-accumulation",
         """
 def gradient(x, weight, steps):
     total = torch.zeros_like(weight) if weight is not None else None  # <-

@@ -8,22 +8,29 @@ from typing import Any
 from msgspec.structs import replace
 
 from precisionlint.checks.base import Evidence, Family, Hit, Seen, frozen
+from precisionlint.checks.half_arithmetic import hit, kept_in
+from precisionlint.checks.half_sums import added_up, is_gradient
 from precisionlint.checks.master_weights import AUTOMATON, HALF, SIGNIFICANT, Storage, Took, halves
 from precisionlint.events import Backward, Named, Weights, ZeroGrad, overlap
 from precisionlint.facts import GradientSum
 from precisionlint.findings import Confidence
 from precisionlint.recipes import UNKNOWN, Recipe
 from precisionlint.recipes import Setting as Choice
+from precisionlint.valueflow import Computed, Shows
 
 MANY = 4
 
 FAMILY = Family(AUTOMATON)
 
 
-@FAMILY.rule("half-gradient-accumulation", Recipe, Backward, ZeroGrad, GradientSum)
-def half_gradient_accumulation(storage: Storage, event: Recipe | Backward | ZeroGrad | GradientSum) -> Iterator[Any]:
+@FAMILY.rule("half-gradient-accumulation", Recipe, Backward, ZeroGrad, GradientSum, Computed, ops=("add",))
+def half_gradient_accumulation(
+    storage: Storage, event: Recipe | Backward | ZeroGrad | GradientSum | Computed
+) -> Iterator[Any]:
     if isinstance(event, GradientSum):
         yield kept(event)
+    elif isinstance(event, Computed):
+        yield from by_chunks(event)
     elif isinstance(event, ZeroGrad):
         if event.optimizer is not None:
             yield Evidence(zeroed(event.optimizer))
@@ -42,6 +49,22 @@ def kept(event: GradientSum) -> Hit:
         (),
         confidence="possible",
     )
+
+
+def by_chunks(event: Computed) -> Iterator[Hit]:
+    """``total = torch.zeros_like(weight)`` and in a loop ``total += errors.T @ rows``: a program's own backward, chunk by chunk."""
+    found = added_up(event)
+    if found is not None and is_gradient(found[0]):
+        made, term = found
+        yield hit(
+            "half-gradient-accumulation",
+            made,
+            "possible",
+            f"the gradient of a weight is added up over chunks in {kept_in('possible', made.dtypes)}: where that is half, each addition rounds "
+            "the sum, to 8 bits in bf16; make the total with dtype=torch.float32, and cast it once",
+            (Shows("half"),),
+            (Seen(term.at, "what is added"), Seen(event.value.at, "added up")),
+        )
 
 
 def zeroed(optimizer: Named) -> tuple[str, Any]:

@@ -35,6 +35,7 @@ from precisionlint.valueflow import (
     find,
     known_half,
     may_be_half,
+    named,
     number,
     same,
     shown_by,
@@ -310,10 +311,14 @@ def narrow_total(event: Computed) -> Iterator[Any]:
     total, term = value.inputs
     if value.name not in ("in-place", "in-place state") and not ("number" in total.dtypes and carried(value, total)):
         return
-    if scope.kind == "test" or not (total.dtypes <= STARTED or may_be_half(total.dtypes - NUMBER)):
+    if scope.kind == "test" or not (
+        total.dtypes <= STARTED or may_be_half(total.dtypes - NUMBER) or begun_like(total, term)
+    ):
         return
     if any(each.op == "mul" for each in sources(total)):
         return  # of what was there less is kept each time: an average
+    if all(each.op in EMPTIED for each in sources(total)) and not carried(value, total):
+        return  # a total of this call alone
     apart = ("detach", "clone", "data") if "number" in total.dtypes else ("detach", "clone")
     kept = find(term, lambda v: v.name in apart, lambda v: v.op != "view", 6)
     if (
@@ -324,15 +329,23 @@ def narrow_total(event: Computed) -> Iterator[Any]:
         return
     if find(term, lambda v: v.op in ("gradient", "weight", "parameter", "buffer"), lambda v: v.op in LOSSES, 16):
         return  # an average of weights, a sum of gradients
+    began = "was made like the first of them" if begun_like(total, term) else "began as a number"
     yield hit(
         "half-running-sum",
         value,
         "possible",
-        f"a total that began as a number takes the dtype of what is added, {kept_in('possible', term.dtypes)}: in bf16 it stands still once it "
+        f"a total that {began} takes the dtype of what is added, {kept_in('possible', term.dtypes)}: in bf16 it stands still once it "
         "is 256 times its terms; add .float() of them",
         (TRAINING, Shows("half")),
         (Seen(term.at, "what is added"),) if term.at is not None else (),
     )
+
+
+def begun_like(total: Value, term: Value) -> bool:
+    """Whether a total that stands already was made like what is added: ``if total is None: total = torch.zeros_like(loss)``."""
+    held = list(sources(total))
+    made = next((s for s in held if s.op == "zeros_like" and s.inputs and "dtype" not in s.options), None)
+    return made is not None and len(held) > 1 and same(made.inputs[0], term)
 
 
 def evaluated(value: Value, total: Value, term: Value, scope: Scope) -> bool:
@@ -344,29 +357,51 @@ def evaluated(value: Value, total: Value, term: Value, scope: Scope) -> bool:
 
 
 def narrow_products(event: Computed) -> Iterator[Any]:
-    """``total = torch.zeros_like(weight)`` and in a loop ``total += a.T @ b``: the gradient of a weight, chunk by chunk; and
-    ``total = torch.zeros(n, dtype=x.dtype)`` with ``total += chunk.sum(0)``."""
-    value, scope = event.value, event.scope
-    if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test" or not carried(value, value.inputs[0]):
+    """``total = torch.zeros(n, dtype=x.dtype)`` and in a loop ``total += chunk.sum(0)``, ``total += a.T @ b``. The gradient of a weight, chunk by
+    chunk, is half-gradient-accumulation's."""
+    found = added_up(event)
+    if found is None or is_gradient(found[0]):
         return
-    total, term = value.inputs
-    made = next((s for s in sources(total) if s.op in ("zeros_like", "new_zeros", "zeros")), None)
-    product = next((s for s in sources(term) if s.op in ("matmul", "sum")), None)
-    if made is None or product is None or not may_be_half(made.dtypes):
-        return
-    chosen = made.options.get("dtype")
-    if chosen is not None and chosen.op != "dtype_of":
-        return
+    made, term = found
     yield hit(
         "half-running-sum",
         made,
         "possible",
-        f"{'products' if product.op == 'matmul' else 'sums'} are added up in {kept_in('possible', made.dtypes)}: each addition rounds, in bf16 "
+        f"{'products' if term.op == 'matmul' else 'sums'} are added up in {kept_in('possible', made.dtypes)}: each addition rounds, in bf16 "
         "to 8 bits; make the total with "
         "dtype=torch.float32, and cast it once",
         (Shows("half"),),
-        (Seen(product.at, "what is added"), Seen(value.at, "added up")),
+        (Seen(term.at, "what is added"), Seen(event.value.at, "added up")),
     )
+
+
+def added_up(event: Computed) -> tuple[Value, Value] | None:
+    """(how a total is made, the product or the sum that a loop adds to it), where the total follows the dtype of something else."""
+    value, scope = event.value, event.scope
+    if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test" or not carried(value, value.inputs[0]):
+        return None
+    total, term = value.inputs
+    made = next((s for s in sources(total) if s.op in ("zeros_like", "new_zeros", "zeros")), None)
+    product = next((s for s in sources(term) if s.op in ("matmul", "sum")), None)
+    if made is None or product is None or not may_be_half(made.dtypes):
+        return None
+    chosen = made.options.get("dtype")
+    if chosen is not None and not all(
+        s.op == "dtype_of" or s.name.startswith("torch.get_autocast") for s in sources(chosen)
+    ):
+        return None
+    return made, product
+
+
+OF_A_LAYER = regex(r"weight|bias|kernel|(?:^|_)(?:w|b|proj|head|classifier|embeddings?)$|lm_head|vocab")
+"""What the weights of a layer are called."""
+
+
+def is_gradient(made: Value) -> bool:
+    """Whether what is added up in the shape of a weight is its gradient: products of matrices, or sums over rows."""
+    if made.op != "zeros_like" or not made.inputs:
+        return False
+    return any(s.op in ("parameter", "weight") for s in sources(made.inputs[0])) or named(made.inputs[0], OF_A_LAYER)
 
 
 STARTED = NUMBER | {"?"}

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from precisionlint.events import Event
 from precisionlint.source.flow import attributes, contexts, torch_calls
+from precisionlint.source.flow.demonstrations import is_demonstration, made_up
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Environment, Function, Source, Spent, Spot, instance
 from precisionlint.source.flow.joins import either, element, unpacked
 from precisionlint.source.flow.puts import put
@@ -372,7 +373,11 @@ class Frame:
                 if "reduce_dtype" in options:  # what sums over ranks in it stands in another file
                     made = Value("constructed", tuple(args), UNKNOWN, self.at(node), func.name, options=options)
                     self.tell(Called(made.at, (), made, self.scope))
-                return self.enter_call(func.ref, [] if starred else args, {} if starred else options, receiver, node)
+                shown = self.flow.shown
+                self.flow.shown = shown or (self.top and is_demonstration(func.ref, [*args, *options.values()]))
+                value = self.enter_call(func.ref, [] if starred else args, {} if starred else options, receiver, node)
+                self.flow.shown = shown
+                return value
             case "class":
                 return self.construct(func.ref, {} if starred else options, node)
             case "instance" if func.ref is not None:
@@ -553,14 +558,6 @@ class Frame:
 
     def inner(self, node: Any) -> Value:
         return self.expr(node.value)
-
-
-def made_up(args: list[Value]) -> bool:
-    """Whether a model is called on random numbers, as at the end of a file that shows how: nothing else than their dtypes is known."""
-    return bool(args) and all(next(sources(each)).op in MADE_UP or each.dtypes == NUMBER for each in args)
-
-
-MADE_UP = frozenset({"randn", "rand", "zeros", "ones", "randint", "constant"})
 
 
 def sets(event: Event) -> bool:

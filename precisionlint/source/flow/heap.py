@@ -14,7 +14,7 @@ from precisionlint.findings import Place
 from precisionlint.patterns import regex
 from precisionlint.source.apis import USUAL, table
 from precisionlint.source.parsing import walk
-from precisionlint.valueflow import BOOL, INTEGERS, WEIGHTS, Value
+from precisionlint.valueflow import BOOL, INTEGERS, WEIGHTS, Dtypes, Value
 
 if TYPE_CHECKING:
     from precisionlint.source.project import Project
@@ -159,8 +159,8 @@ class Class(Struct, eq=False, dict=True):
         if self.method("_apply") is not None:
             return
         for name, value in self.attributes.items():
-            if value.op == "buffer" and not value.dtypes <= (INTEGERS | BOOL) and not self.keeps(name):
-                self.attributes[name] = Value("buffer", value.inputs, WEIGHTS, value.at, value.name)
+            if not self.keeps(name):
+                self.attributes[name] = settled(value)
 
     def keeps(self, name: str) -> bool:
         """Whether the file's models keep this parameter or buffer in fp32, whatever dtype they are loaded in: by its name, or by that of
@@ -214,6 +214,17 @@ class Class(Struct, eq=False, dict=True):
             if name in cls.attributes:
                 return cls.attributes[name]
         return None
+
+
+def settled(value: Value) -> Value:
+    """An attribute once its object is made: a buffer has the dtype of the weights, and so has one that a setting makes a parameter."""
+    if value.op == "buffer" and not value.dtypes <= (INTEGERS | BOOL):
+        return Value("buffer", value.inputs, WEIGHTS, value.at, value.name)
+    if value.op == "either" and any(each.op == "buffer" for each in value.inputs):
+        parts = tuple(map(settled, value.inputs))
+        dtypes: Dtypes = frozenset().union(*(part.dtypes for part in parts))
+        return Value("either", parts, dtypes, value.at, value.name)
+    return value
 
 
 def instance(cls: Class | None) -> Value:

@@ -14,7 +14,7 @@ VIEW_OPS = names(
     view reshape permute transpose t mT T H mH contiguous expand expand_as unsqueeze squeeze flatten unflatten
     repeat repeat_interleave detach detach_ clone cuda cpu roll flip chunk split tensor_split unbind narrow
     movedim moveaxis swapaxes swapdims tile broadcast_to tril triu diag diagonal requires_grad_ pin_memory
-    as_strided view_as reshape_as data numpy tolist rearrange checkpoint wait all_gather all_reduce
+    as_strided view_as reshape_as unsqueeze_ squeeze_ transpose_ t_ tril_ triu_ data numpy tolist rearrange checkpoint wait all_gather all_reduce
     gather_from_sequence_parallel_region unfold ravel rot90 atleast_1d atleast_2d full_tensor to_local
     """
 )
@@ -56,7 +56,7 @@ PROMOTING = {
     "div_": "div", "divide": "div", "true_divide": "div", "pow": "pow", "pow_": "pow", "maximum": "maximum", "minimum": "minimum",
     "fmax": "maximum", "fmin": "minimum", "matmul": "matmul", "mm": "matmul", "bmm": "matmul", "mv": "mv", "addmm": "matmul",
     "baddbmm": "matmul", "dot": "dot", "einsum": "matmul", "outer": "outer", "ger": "outer", "linear": "linear", "atan2": "atan2",
-    "addmm_": "matmul", "addbmm_": "matmul", "baddbmm_": "matmul", "addmv_": "matmul", "addr_": "matmul",
+    "addbmm": "matmul", "addmm_": "matmul", "addbmm_": "matmul", "baddbmm_": "matmul", "addmv_": "matmul", "addr_": "matmul",
     "remainder": "remainder", "fmod": "remainder", "where": "where", "addr": "outer", "tensordot": "matmul", "kl_div": "loss", "mse_loss": "loss",
     "l1_loss": "loss", "smooth_l1_loss": "loss", "cosine_similarity": "cosine_similarity",
     "cov": "matmul", "logaddexp": "logaddexp", "hypot": "hypot",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from precisionlint.events import Region
 from precisionlint.patterns import regex
-from precisionlint.source.flow import ops
+from precisionlint.source.flow import ops, products
 from precisionlint.source.flow.devices import also_place, placed
 from precisionlint.source.flow.heap import NOTHING
 from precisionlint.source.flow.joins import element
@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 
 DEVICE_NAME = regex(r"device|rank|cuda|gpu|cpu", re.I)
 DTYPE_NAME = regex(r"dtype|precision|^(?:fp|float)8", re.I)
+
+
+AMBIENT = regex(r"^torch\.get_autocast_(?:gpu_|cpu_)?dtype$")
+"""What tells the dtype of the region that is on."""
 
 
 ENGINES = regex(r"^(?:accelerator|fabric)$|\.(?:Accelerator|Fabric)$")
@@ -176,7 +180,7 @@ def method(frame: Frame, obj: Value, name: str, args: list[Value], options: dict
             return Value("unknown")
         return Value("items" if name == "items" else "many", (obj,), obj.dtypes, frame.at(node))
     if name == "register_buffer" and len(args) >= 2 and obj.op == "instance":
-        register_buffer(obj, args, frame.at(node))
+        register_buffer(frame, obj, args, node)
         return constant(None)
     if name == "buffer" and obj.name == "bucket":  # of DDP's communication hooks
         return Value("gradient", (obj,), WEIGHTS, frame.at(node), name)
@@ -205,13 +209,19 @@ def asks_for_wide(scope: Scope) -> bool:
     return scope.region is not None and scope.region.dtype in WIDE
 
 
-def register_buffer(obj: Value, args: list[Value], at: Any) -> None:
+def register_buffer(frame: Frame, obj: Value, args: list[Value], node: ast.Call) -> None:
     name = args[0].constant if args[0].op == "constant" else None
-    if isinstance(name, str) and obj.ref is not None:
-        made, before = Value("buffer", (args[1],), args[1].dtypes, at, name), obj.ref.attributes.get(name)
-        if before is not None and obj.ref.settled:  # made again after the model may have been cast
-            made = Value("buffer", (args[1],), made.dtypes | before.dtypes, at, name)
-        obj.ref.attributes[name] = made
+    if not isinstance(name, str) or obj.ref is None:
+        return
+    made, before = Value("buffer", (args[1],), args[1].dtypes, frame.at(node), name), obj.ref.attributes.get(name)
+    if before is not None and obj.ref.settled:
+        if frame.scope.setup:  # by the class of another object, which is cast with all that it holds
+            obj.ref.attributes[name] = before
+            return
+        made = Value(
+            "buffer", (args[1],), made.dtypes | before.dtypes, made.at, name
+        )  # after the model may have been cast
+    obj.ref.attributes[name] = made
 
 
 # -- ops
@@ -309,6 +319,8 @@ def same_dtype(
 
 def promoting(frame: Frame, name: str, inputs: list[Value], options: dict[str, Value], node: ast.Call) -> Value:
     family = ops.PROMOTING[name]
+    if name in products.ADDED and (added := products.added(frame, name, inputs, options, node)) is not None:
+        return added
     parts = list(inputs)
     if name == "einsum":
         parts = [part for part in inputs[1:] for part in (part.inputs if part.op == "tuple" else (part,))]
@@ -333,11 +345,6 @@ def promoting(frame: Frame, name: str, inputs: list[Value], options: dict[str, V
         func = node.func
         state = isinstance(func, ast.Attribute) and outlives(frame, func.value)
         told = "in-place state" if state else "in-place"
-        # ``total.addmm_(x.mT, x)`` adds a product, and ``total.addmm_(1, -2, x, x.mT)`` of old.
-        if family == "matmul" and len(kept) > 2:
-            factors = kept[3:5] if len(kept) == 5 else kept[1:3]
-            product = frame.made(family, factors, dtypes, node, name)  # all of one dtype, or torch raises
-            return frame.made("add", (kept[0], product), dtypes, node, told, options)
     return frame.made(
         family,
         kept,
@@ -425,6 +432,8 @@ def dtypes_named(value: Value) -> Dtypes | None:
         case "input" if value.inputs:  # an argument with a default: a caller may pass another
             inner = dtypes_named(value.inputs[0])
             return inner | frozenset({f"~{value.name}"}) if inner else None
+    if value.op == "constructed" and AMBIENT.search(value.name):
+        return frozenset({"~autocast"})
     if value.op in ("external", "constructed") and DTYPE_NAME.search(value.name.rpartition(".")[2]):
         return UNKNOWN  # FP8.dtype, get_fp8_dtype(): of a file that was not read
     if DTYPE_NAME.search(value.name) and value.op in ("input", "attribute", "unknown", "index"):
