@@ -186,8 +186,24 @@ def constant(value: Any, at: Any = None) -> Value:
     return Value("constant", (), dtypes, at, constant=value)
 
 
+LARGEST = {"float32": 3.4028234663852886e38, "float": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38}
+"""The largest number of a dtype that is wider than fp16."""
+
+
+def limit(value: Value) -> float | None:
+    """The number that ``torch.finfo(torch.float32).min`` is; None where it follows a dtype that is not written out."""
+    held = value.inputs[0] if value.op == "limit" and value.name in ("min", "max") else None
+    if held is None or held.op != "finfo" or not held.inputs or held.inputs[0].op != "external":
+        return None
+    largest = LARGEST.get(held.inputs[0].name.removeprefix("torch."))
+    return -largest if largest is not None and value.name == "min" else largest
+
+
 def number(value: Value | None) -> float | None:
     """The Python number that a value is, or None."""
+    if value is not None and value.op in ("limit", "neg") and value.inputs:
+        inner = limit(value if value.op == "limit" else value.inputs[0])
+        return inner if value.op == "limit" or inner is None else -inner
     if value is not None and value.op == "constant" and isinstance(value.constant, (int, float)):
         return float(value.constant) if not isinstance(value.constant, bool) else None
     return None

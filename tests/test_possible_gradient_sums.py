@@ -77,6 +77,8 @@ def test_an_accumulator_of_its_own_dtype(made: str, tmp_path: Path) -> None:
         "self.grad_sums[at].add_(weight.grad.detach())",
         "weight.summed_grad += weight.grad / 4",
         "weight.acc_grad.add_(weight.grad.data)",
+        "self.grad_sums[at] = self.grad_sums[at] + weight.grad",
+        "self.grad_sums[at] = self.grad_sums.get(at, 0) + weight.grad.detach()",
     ],
 )
 def test_a_sum_of_gradients_in_their_own_dtype(added: str, tmp_path: Path) -> None:
@@ -94,6 +96,7 @@ def test_a_test_may_sum_gradients_in_any_dtype(tmp_path: Path) -> None:
         ("torch.zeros_like(weight, dtype=torch.float32)", "self.grad_sums[at] += weight.grad"),
         ("torch.zeros_like(weight)", "self.grad_sums[at].add_(weight.grad.float())"),
         ("torch.zeros_like(weight)", "self.grad_sums[at] = weight.grad"),
+        ("torch.zeros_like(weight)", "self.grad_sums[at] = self.grad_sums[0] + weight.grad"),
         ("torch.zeros_like(weight)", "self.grad_norm_sum += weight.grad"),
         ("torch.zeros_like(weight)", "self.grad_sums[at] += weight.grad * weight.grad"),
         ("torch.zeros_like(weight)", "weight.add_(weight.grad)"),

@@ -109,6 +109,63 @@ def added(total, one):
     return total
 """,
     ),
+    "log of what is left of a sigmoid": (
+        "loss-on-half-logits",
+        """
+def focal(scores, labels):
+    p = torch.sigmoid(scores)
+    right = labels * torch.log(p.float())
+    return -(right + (1 - labels) * torch.log(1 - p)).mean()  # <-
+
+
+def rest(scores):
+    return torch.log1p(-scores.sigmoid()).sum()  # <-
+""",
+    ),
+    "cross entropy of products over a temperature": (
+        "loss-on-half-logits",
+        """
+def contrasted(queries, keys, temperature):
+    return F.cross_entropy(queries @ keys.t() / temperature, torch.arange(len(queries)))  # <-
+""",
+    ),
+    "products of a tensor with itself, bound anew": (
+        "half-running-sum",
+        """
+def covariance(activations):
+    total = None
+    for x in activations:
+        gram = x.t() @ x  # <-
+        total = gram if total is None else total + gram
+    return total
+""",
+    ),
+    "losses of a list, by Python's sum": (
+        "half-running-sum",
+        """
+def evaluated(model, batches):
+    losses = [model(x).loss.detach() for x in batches]
+    return sum(losses) / len(losses)  # <-
+
+
+@torch.no_grad()
+def mean(model, batches):
+    return sum(F.cross_entropy(model(x), y) for x, y in batches) / len(batches)  # <-
+""",
+    ),
+    "the least number of fp32": (
+        "mask-constant-overflow",
+        """
+def attend(q, k, v, hidden):
+    scores = (q * 0.125) @ k.mT
+    scores = scores.masked_fill(hidden, torch.finfo(torch.float32).min)  # <-
+    return scores.softmax(-1) @ v
+
+
+def bias(mask, dtype):
+    return (1.0 - mask.to(dtype)) * -torch.finfo(torch.float32).max  # <-
+""",
+    ),
 }
 
 SOUND = {
@@ -155,6 +212,35 @@ def once(hidden, head):
 def scaled(q, k, scale):
     room = torch.empty(q.shape[0], q.shape[1], k.shape[1], dtype=q.dtype)
     return torch.baddbmm(room, q, k.mT, beta=0, alpha=scale).softmax(-1)
+""",
+    "logs of what is clamped, wide or a logarithm itself": """
+def focal(scores, labels):
+    p = torch.sigmoid(scores.float())
+    return -(labels * torch.log(p) + (1 - labels) * torch.log(1 - p)).mean()
+
+
+def rest(scores):
+    return F.logsigmoid(-scores.float()).sum() + torch.log1p(-scores.sigmoid().clamp(max=0.99)).sum()
+
+
+def contrasted(queries, keys, temperature):
+    return F.cross_entropy((queries @ keys.t()).float() / temperature, torch.arange(len(queries)))
+""",
+    "lists of numbers, of terms of a loss, and of fp32": """
+def evaluated(model, batches):
+    losses = [model(x).loss.item() for x in batches]
+    return sum(losses) / len(losses) + sum(model(x).loss.float().detach() for x in batches)
+
+
+def total(model, batch):
+    return sum(F.cross_entropy(each.float(), batch["y"]) for each in model(batch["x"]))
+""",
+    "the least number of the dtype at hand, and in fp32": """
+def attend(q, k, v, hidden):
+    scores = (q * 0.125) @ k.mT
+    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    wide = scores.float().masked_fill(hidden, torch.finfo(torch.float32).min)
+    return wide.softmax(-1).to(v.dtype) @ v
 """,
     "a total that a call makes and fills, and one in fp32": """
 def summed(losses):

@@ -198,11 +198,15 @@ def from_zero(value: Value) -> bool:
 
 LOSSES = frozenset({"cross_entropy", "criterion", "loss"})
 BY_HAND = frozenset({"mean", "sum", "logsigmoid"})
+LOGS = frozenset({"log", "log1p"})
 
 
-@FAMILY.rule("loss-on-half-logits", Computed, ops=(*BY_HAND, *LOSSES, "mul"))
+@FAMILY.rule("loss-on-half-logits", Computed, ops=(*BY_HAND, *LOSSES, *LOGS, "mul"))
 def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
     value, scope = event.value, event.scope
+    if value.op in LOGS:
+        yield from log_of_the_rest(value, scope)
+        return
     if value.op in BY_HAND:
         yield from loss_by_hand(value, scope)
         return
@@ -219,7 +223,7 @@ def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
         yield hit("loss-on-half-logits", value, "certain", of_logits(given), (), logits_at(given))
         return
     # What a model gives may be anything, and so is what a criterion from elsewhere does with it.
-    told = (half or may_be_half(given.dtypes)) and logits(given)
+    told = (half or may_be_half(given.dtypes)) and (logits(given) or (value.op == "cross_entropy" and scored(given)))
     free = untold(given) or may_be_half(given.dtypes)
     called = named(given, OUTPUTS) or (value.op == "cross_entropy" and named(given, LOGITS))
     if scope.enabled is not False and (told or (value.op != "loss" and free and called)):
@@ -236,6 +240,36 @@ def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
 
 OUTPUTS = regex(r"^(?:model_)?(?:outputs?|logits?|y_?hat|preds?|predictions?)$")
 """What a program calls that which its model gives."""
+
+
+def scored(given: Value) -> bool:
+    """Whether what a cross entropy is given are products over a temperature: ``queries @ keys.T / 0.07``."""
+    return any(source.op == "matmul" for source in sources(given, VIEWS | SCALED))
+
+
+def log_of_the_rest(value: Value, scope: Scope) -> Iterator[Any]:
+    """``log(1 - sigmoid(x))``, of what nothing keeps below one; what a clamp does is one-minus-epsilon's."""
+    if not value.inputs or not trains(scope):
+        return
+    inner = next(sources(value.inputs[0], VIEWS | {"add"}))
+    if value.op == "log" and inner.op == "sub" and number(inner.inputs[0]) == 1.0:
+        rest = inner.inputs[1]
+    elif value.op == "log1p" and inner.op == "neg":
+        rest = inner.inputs[0]
+    else:
+        return
+    soft = next((s for s in sources(rest) if s.op in ("sigmoid", "softmax") and s.inputs), None)
+    how = grade(soft.dtypes, scope) if soft is not None else None
+    if soft is not None and how is not None:
+        yield hit(
+            "loss-on-half-logits",
+            value,
+            "possible",
+            f"the log of 1 - p is taken of a {soft.op} in {kept_in(how, soft.dtypes)}: p is 1 from logits of 6 on in bf16 (8 in fp16), and the log "
+            "-inf, or that of what is added to it; take the loss of logits in fp32",
+            (TRAINING, shown_by(soft.dtypes)),
+            (Seen(soft.at, f"the {soft.op}"),),
+        )
 
 
 def loss_by_hand(value: Value, scope: Scope) -> Iterator[Any]:

@@ -45,7 +45,7 @@ from precisionlint.valueflow import (
 FAMILY = Family(Automaton("half-sums", None))
 
 
-@FAMILY.rule("half-running-sum", Computed, Called, ops=("add", "lerp", "cumsum", "sum", "exp"))
+@FAMILY.rule("half-running-sum", Computed, Called, ops=("add", "lerp", "cumsum", "sum", "exp", "running_sum"))
 def half_running_sum(state: None, event: Computed | Called) -> Iterator[Any]:
     """A total that outlives the call (an attribute of the object), or one that a loop carries from batch to batch."""
     value, scope = event.value, event.scope
@@ -58,6 +58,7 @@ def half_running_sum(state: None, event: Computed | Called) -> Iterator[Any]:
     yield from narrow_total(event)
     yield from narrow_products(event)
     yield from totals(event)
+    yield from listed(event)
     if value.op != "add" or len(value.inputs) != 2 or scope.kind == "test":
         return
     total, term = value.inputs
@@ -197,11 +198,12 @@ def gram_sum(event: Computed) -> Iterator[Any]:
     value, scope = event.value, event.scope
     if value.op not in ("add", "lerp") or len(value.inputs) < 2 or scope.kind == "test":
         return
-    if value.op == "add" and not value.name.startswith("in-place"):
-        return
     total, term = value.inputs[:2]
+    again = value.op == "add" and carried(value, total)
+    if value.op == "add" and not value.name.startswith("in-place") and not again:
+        return
     held = sources(total, VIEWS | {"mul", "div"})  # an average is scaled before the next product is added
-    if value.name != "in-place state" and not all(source.op in KEPT for source in held):
+    if value.name != "in-place state" and not again and not all(source.op in KEPT for source in held):
         return
     for gram in sources(term, VIEWS | {"div"}):
         if gram.op != "matmul" or len(gram.inputs) < 2 or not same(gram.inputs[0], gram.inputs[1]):
@@ -346,6 +348,29 @@ def begun_like(total: Value, term: Value) -> bool:
     held = list(sources(total))
     made = next((s for s in held if s.op == "zeros_like" and s.inputs and "dtype" not in s.options), None)
     return made is not None and len(held) > 1 and same(made.inputs[0], term)
+
+
+def listed(event: Computed) -> Iterator[Any]:
+    """``sum(losses) / len(losses)``: Python adds the members of a list up one by one, in their dtype."""
+    value, scope = event.value, event.scope
+    if value.op != "running_sum" or not value.inputs or scope.kind == "test" or scope.enabled is False:
+        return
+    for term in sources(value.inputs[0], frozenset({"many", "either"})):
+        made = find(term, lambda v: v.op in LOSSES | {"layer", "linear"}, limit=12)
+        if made is None or not may_be_half(term.dtypes) or not apart(term, scope):
+            continue
+        if find(term, lambda v: v.name == "detach", lambda v: v.op != "view", 6) is None and scope.grad:
+            continue
+        yield hit(
+            "half-running-sum",
+            value,
+            "possible",
+            f"sum() adds numbers up one by one in {kept_in('possible', term.dtypes)}: {stalls(term.dtypes)}; take them by .item(), or "
+            "torch.stack(…).float().mean()",
+            (TRAINING, Shows("half")),
+            (Seen(made.at, "what is added"),) if made.at is not None else (),
+        )
+        return
 
 
 def evaluated(value: Value, total: Value, term: Value, scope: Scope) -> bool:

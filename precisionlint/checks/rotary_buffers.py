@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from precisionlint.checks.base import Hit, Seen
-from precisionlint.checks.half_arithmetic import TRAINING, short
+from precisionlint.checks.half_arithmetic import TRAINING, short, trains
 from precisionlint.findings import Confidence
 from precisionlint.patterns import regex
 from precisionlint.valueflow import VIEWS, Scope, Shows, Value, sources
@@ -57,7 +57,7 @@ DECODERS = regex(
 def loaded_and_cast(cast: Value, scope: Scope) -> Iterator[Hit]:
     """``AutoModelForCausalLM.from_pretrained(name).to(torch.bfloat16)``: what is loaded with a dtype keeps its buffers, what is cast does not."""
     made = next((s for s in sources(cast.inputs[0]) if s.op == "constructed" and DECODERS.search(s.name)), None)
-    if made is not None and scope.grad and scope.kind != "test":
+    if made is not None and trains(scope):
         yield Hit(
             "half-rope",
             cast.at,

@@ -126,7 +126,7 @@ ARITHMETIC = (
     b"use_fast_accum", b"autocast", b"GradScaler", b"binary_cross_entropy", b"BCELoss", b"allow_tf32",
     b"fp32_precision", b"float32_matmul_precision", b"cudnn.flags", b"torch.log(", b".log()", b"log1p(", b"topk(", b"F.normalize(",
     b".half()", b"float16", b"MXFP8BlockScaling", b"autograd.Function", b"(Function", b"custom_op(",
-    b"_int_mm", b".transpose(-", b".mT", b"torch.where(", b"cumsum(", b".buffer()", b"cross_entropy", b"CrossEntropyLoss",
+    b"_int_mm", b".transpose(-", b".mT", b".t() @", b".T @", b"torch.where(", b"cumsum(", b".buffer()", b"cross_entropy", b"CrossEntropyLoss",
     b"mse_loss(", b"l1_loss(", b"kl_div(", b"zeros_like(", b"] = -1", b"* -1e", b"* 1e1", b"pow(2)", b"square()",
     b"logsigmoid(", b"get_total_norm", b"rsqrt(", b"+ 1e-", b"+ eps", b"clamp(min=",
     b"index_add", b"scatter_add", b"scatter_reduce", b".sin(", b"_loss(", b"index_reduce", b"_from_logits(", b"_logps(", b"_log_probs(",
@@ -186,7 +186,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         "precisionlint.subjects.gradient_sums",
         (".py",),
-        ((b"torch",), (b"GradientAccum", b"GradAccum", b".grad"), (b"dtype=", b".add_(", b"+=")),
+        ((b"torch",), (b"GradientAccum", b"GradAccum", b".grad"), (b"dtype=", b".add_(", b"+=", b".get(", b"] + ")),
     ),
     Subject("precisionlint.subjects.triton", (".py",), ((b"jit",), (b"triton",), KERNELS)),
 )

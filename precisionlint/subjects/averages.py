@@ -17,7 +17,7 @@ from precisionlint.subjects import File
 from precisionlint.subjects.optimizers import COUNTS
 
 WEIGHTS = regex(r"parameters\(|state_dict\(|param(?:eter)?s?\b")
-NAMED = regex(r"ema|averag|shadow|teacher|target|momentum|polyak|decay", re.I)
+NAMED = regex(r"ema|averag|\bavg(?!_?pool)|shadow|teacher|target|momentum|polyak|decay", re.I)
 AWARE = regex(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\.dtype|dtype\s*=|kahan|stochastic|codebook|cluster")
 """What says that dtypes were thought of, or that it is a codebook's affair."""
 HALVED = regex(r"\.half\(\)|\.bfloat16\(\)|\.to\((?:dtype=)?torch\.(?:b?float16|half)\)")

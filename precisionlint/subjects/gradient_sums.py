@@ -16,7 +16,10 @@ from precisionlint.subjects import File
 from precisionlint.subjects.names import last_name
 
 ACCUMULATOR = regex(r"^Grad(?:ient)?s?Accum(?:ulator|ulation|ulate)?$")
-KEPT = regex(r"(?:accum\w*|acc|sum\w*|total)_*grads?|grads?(?:ient)?s?_*(?:accum\w*|acc|sums?|buf(?:fer)?s?)", re.I)
+KEPT = regex(
+    r"^acc(?:um(?:ulated)?)?$|(?:accum\w*|acc|sum\w*|total)_*grads?|grads?(?:ient)?s?_*(?:accum\w*|acc|sums?|buf(?:fer)?s?)",
+    re.I,
+)
 """What sums of gradients are called."""
 COUNTED = regex(r"step|iter|count|norm|num|sq")
 AWARE = regex(r"\.float\(\)|\.double\(\)|float32|float64|fp32|\bdtype\b|kahan|stochastic")
@@ -32,7 +35,11 @@ def read(file: File) -> Iterator[GradientSum]:
             given = next((each.value for each in call.keywords if each.arg == "dtype"), None)
             if isinstance(given, ast.Attribute) and given.attr == "dtype":
                 yield GradientSum(file.place(call), (), last_name(call.func), ast.unparse(given.value))
-    adding: list[ast.AugAssign | ast.Call] = [*file.every(ast.AugAssign), *file.every(ast.Call)]
+    adding: list[ast.AugAssign | ast.Call | ast.Assign] = [
+        *file.every(ast.AugAssign),
+        *file.every(ast.Call),
+        *file.every(ast.Assign),
+    ]
     for node in adding:
         if name := _added(node):
             scopes = (*file.every(ast.ClassDef), *file.functions)
@@ -41,12 +48,14 @@ def read(file: File) -> Iterator[GradientSum]:
                 yield GradientSum(file.place(node), (), name)
 
 
-def _added(node: ast.AugAssign | ast.Call) -> str:
+def _added(node: ast.AugAssign | ast.Call | ast.Assign) -> str:
     """The name of a sum that ``.grad`` is added to, ``""`` for anything else."""
     match node:
         case ast.AugAssign(target, ast.Add(), value):
             pass
         case ast.Call(ast.Attribute(target, "add_"), [value, *_]):
+            pass
+        case ast.Assign([ast.Subscript() as target], ast.BinOp(before, ast.Add(), value)) if _stood(before, target):
             pass
         case _:
             return ""
@@ -54,6 +63,14 @@ def _added(node: ast.AugAssign | ast.Call) -> str:
         target = target.value
     name = last_name(target)
     return name if KEPT.search(name) and not COUNTED.search(name) and _gradient(value) else ""
+
+
+def _stood(before: ast.expr, target: ast.Subscript) -> bool:
+    """Whether an entry is read that is set: ``sums[name]``, ``sums.get(name, 0)``."""
+    match before:
+        case ast.Call(ast.Attribute(table, "get"), [key, *_]):
+            return ast.unparse(table) == ast.unparse(target.value) and ast.unparse(key) == ast.unparse(target.slice)
+    return ast.unparse(before) == ast.unparse(target)
 
 
 def _gradient(node: ast.expr) -> bool:
