@@ -356,7 +356,7 @@ def listed(event: Computed) -> Iterator[Any]:
     if value.op != "running_sum" or not value.inputs or scope.kind == "test" or scope.enabled is False:
         return
     for term in sources(value.inputs[0], frozenset({"many", "either"})):
-        made = find(term, lambda v: v.op in LOSSES | {"layer", "linear"}, limit=12)
+        made = find(term, lambda v: v.op in LOSSES or v.name.endswith("loss"), limit=12)
         if made is None or not may_be_half(term.dtypes) or not apart(term, scope):
             continue
         if find(term, lambda v: v.name == "detach", lambda v: v.op != "view", 6) is None and scope.grad:
