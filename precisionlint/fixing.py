@@ -68,16 +68,56 @@ def _passes(
 ) -> tuple[bytes, int]:
     """A file's content after all passes, of which the first has its findings in ``report``, and how many fixes were made."""
     total = 0
+    refused: set[tuple[str, bytes]] = set()
     for _ in range(PASSES):
         found = [each for each in report.findings if each.place.path == path and fixable(report, each, unsafe=unsafe)]
-        wanted = [(each.fix, report.replacements[each]) for each in found if each.fix is not None]
-        if not wanted:
+        found = [each for each in found if _known(each, data) not in refused]
+        if not found:
             break
-        maker = notebook_fixes if documents.kind(path) == "notebook" else fixes
-        data, count = maker.applied(data, wanted)
-        total += count
-        report = check_text(path, data)
+        changed, count = _applied(path, data, report, found)
+        after = check_text(path, changed)
+        open_ones = [each for each in found if each.fix is not None and not each.fix.safe and not each.place.cell]
+        if open_ones and _brings(path, data, changed, report, after):
+            alone = [(each, _applied(path, data, report, [each])[0]) for each in open_ones]
+            guilty = [each for each, text in alone if _brings(path, data, text, report, check_text(path, text))]
+            refused.update(_known(each, data) for each in guilty or open_ones)
+            continue
+        data, report, total = changed, after, total + count
     return data, total
+
+
+def _applied(path: str, data: bytes, report: Report, found: list[Finding]) -> tuple[bytes, int]:
+    """A text with the fixes of some findings made, and how many."""
+    wanted = [(each.fix, report.replacements[each]) for each in found if each.fix is not None]
+    if documents.kind(path) == "notebook":
+        return notebook_fixes.applied(data, wanted)
+    return fixes.applied(data, wanted)
+
+
+def _known(finding: Finding, data: bytes) -> tuple[str, bytes]:
+    """A finding by its rule and the text of its line, whatever has moved it since."""
+    lines = data.split(b"\n")
+    return finding.rule, lines[finding.place.line - 1].strip() if finding.place.line <= len(lines) else b""
+
+
+def _brings(path: str, before: bytes, after: bytes, was: Report, is_now: Report) -> bool:
+    """Whether a change brings a finding to a line that had none of its rule, and that nothing can fix: a fault that was moved, not mended.
+    What was only possible before, and is surer now, is one."""
+
+    def told(report: Report) -> set[tuple[str, int]]:
+        sure = (each for each in report.findings if each.place.path == path and each.confidence != "possible")
+        return {
+            (each.rule, each.place.line) for each in sure if report is was or not fixable(report, each, unsafe=True)
+        }
+
+    moved = told(is_now)
+    old, new = before.split(b"\n"), after.split(b"\n")
+    for _, first, last, start, end in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        for rule, line in told(was):
+            if first < line <= last:
+                same = last - first == end - start
+                moved -= {(rule, start + line - first)} if same else {(rule, n + 1) for n in range(start, end)}
+    return bool(moved)
 
 
 def write(fixed: dict[str, Fixed]) -> tuple[int, list[FileError]]:

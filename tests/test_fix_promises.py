@@ -194,3 +194,34 @@ def test_a_fault_of_the_top_level_of_a_script_is_fixed_where_its_step_follows(tm
     file.write_text(script)
     fixed(file)
     assert file.read_text() == script.replace(CLIP_CALL, f"{UNSCALE}\n    {CLIP_CALL}")
+
+
+MOVED = """
+import torch
+
+
+def rotary(dim, n, base=10000.0):
+    inv_freq = 1.0 / (base ** (torch.arange(0, dim, 2, dtype=torch.bfloat16) / dim))
+    t = {positions}
+    freqs = torch.outer(t, inv_freq)
+    return freqs.cos(), freqs.sin()
+"""
+
+
+@pytest.mark.parametrize(
+    ("positions", "mended"),
+    [
+        ("torch.arange(n, dtype=torch.float32)", True),
+        ("torch.arange(n, dtype=torch.bfloat16)", True),
+        ("torch.arange(n).to(torch.bfloat16)", False),  # with frequencies in fp32 only its own cast would be to blame
+        ("torch.arange(n).bfloat16()", False),
+    ],
+)
+def test_an_unsafe_fix_that_only_moves_a_fault_is_not_made(positions: str, mended: bool, tmp_path: Path):
+    file = tmp_path / "rope.py"
+    file.write_text(MOVED.format(positions=positions))
+    before = {(each.rule, each.place.line) for each in report(file).findings if each.confidence != "possible"}
+    assert before
+    main(["check", str(file), "--isolated", "--no-cache", "--select", "all", "--fix", "--unsafe-fixes"])
+    after = {(each.rule, each.place.line) for each in report(file).findings if each.confidence != "possible"}
+    assert after == (set() if mended else before)
