@@ -42,7 +42,7 @@ class DocumentError(Exception):
 
 
 class Broken(Struct, frozen=True):
-    """A cell that is no Python: the line of it that says so, and what it holds."""
+    """A cell that is no Python: the line of it that says so (0 where it has none), and what it holds."""
 
     cell: int
     line: int
@@ -68,7 +68,8 @@ class Program(Struct, frozen=True):
         first, *others = self.broken
         cells = ", ".join(str(each.cell) for each in others)
         more = f" (and cell{'s' * (len(others) > 1)} {cells})" if others else ""
-        return (FileError(path, None, f"cell {first.cell}, line {first.line}: {first.message}{more}"),)
+        line = f", line {first.line}" if first.line else ""
+        return (FileError(path, None, f"cell {first.cell}{line}: {first.message}{more}"),)
 
     def locate(self, place: Place) -> Place:
         """The place in the document of a place in the program."""
@@ -127,12 +128,16 @@ def source_of(cell: object) -> str:
 
 def has_source(cell: object) -> bool:
     """Whether a cell holds a text, or says nothing of one."""
-    source = cell.get("source", "") if isinstance(cell, dict) else None
-    return isinstance(source, str) or (isinstance(source, list) and all(isinstance(each, str) for each in source))
+    source = cell.get("source") if isinstance(cell, dict) else 0
+    return (
+        source is None
+        or isinstance(source, str)
+        or (isinstance(source, list) and all(isinstance(each, str) for each in source))
+    )
 
 
 def notebook(data: bytes) -> Program:
-    """The code cells of a notebook as one program, those left out that are no Python. Raises DocumentError."""
+    """The code cells of a notebook as one program, those left out that are no Python, or no cells. Raises DocumentError."""
     content = load(data)
     metadata = content.get("metadata")
     language = metadata.get("language_info", {}) if isinstance(metadata, dict) else {}
@@ -140,19 +145,16 @@ def notebook(data: bytes) -> Program:
     held: dict[int, list[str]] = {}
     cells = content["cells"] if name in ("python", "ipython") else []
     assert isinstance(cells, list)
+    odd = [number for number, cell in enumerate(cells, 1) if not has_source(cell)]
+    broken = tuple(Broken(number, 0, "has no text (or list of texts) as its source", b"") for number in odd)
     for number, cell in enumerate(cells, 1):
-        if not has_source(cell):
-            raise DocumentError(
-                f"is no notebook of version 4: cell {number} has no text (or list of texts) as its source"
-            )
-        if cell.get("cell_type") != "code":
-            continue
-        held[number] = list(plain(source_of(cell)))
-    broken: tuple[Broken, ...] = ()
+        if number not in odd and cell.get("cell_type") == "code":
+            held[number] = list(plain(source_of(cell)))
     if _fault(0, _joined(held.values())) is not None:
         faults = (_fault(number, _joined([lines])) for number, lines in held.items())
-        broken = tuple(fault for fault in faults if fault is not None)
-        held |= {each.cell: ["" for _ in held[each.cell]] for each in broken}
+        wrong = [fault for fault in faults if fault is not None]
+        held |= {each.cell: ["" for _ in held[each.cell]] for each in wrong}
+        broken = tuple(sorted((*broken, *wrong), key=lambda each: each.cell))
     places = tuple((number, line) for number, lines in held.items() for line in range(1, len(lines) + 1))
     return Program(_joined(held.values()), places, broken=broken)
 

@@ -189,11 +189,20 @@ def test_what_is_no_notebook_is_one_line(content: str):
         [{}, {"cell_type": "code", "source": [1, None, "x = 1"]}],
     ],
 )
-def test_a_cell_of_an_odd_shape_is_told(cells: list[Any], capsys):
-    write({"cells": cells, "metadata": 3})
+def test_a_cell_of_an_odd_shape_is_told_and_costs_no_other(cells: list[Any], capsys):
+    whole = notebook(HEAD, SETUP, STEPS)["cells"]
+    write({"cells": [*cells, *whole], "metadata": 3})
     assert cli.main(["check", "--no-cache", "."]) == 2
-    said = "is no notebook of version 4: cell 2 has no text (or list of texts) as its source"
-    assert capsys.readouterr().err == f"precisionlint: train.ipynb: {said}\n"
+    told = capsys.readouterr()
+    assert told.err == "precisionlint: train.ipynb: cell 2: has no text (or list of texts) as its source\n"
+    assert "clip-before-unscale" in told.out
+
+
+def test_a_cell_whose_source_is_null_holds_nothing():
+    whole = notebook(HEAD, SETUP, STEPS)["cells"]
+    write({"cells": [{"cell_type": "code", "source": None}, *whole], "metadata": {}})
+    report = precisionlint.check(".")
+    assert (report.errors, [each.rule for each in report.findings]) == ((), ["clip-before-unscale"])
 
 
 def test_notebooks_of_other_languages_are_left_alone():
