@@ -232,6 +232,14 @@ class Flow:
         known = {} if node.level or not node.module else self.apis.star(node.module)
         return known if known and source.project.resolve(node.module or "", 0, source.file.path) is None else {}
 
+    def exported(self, source: Source, node: ast.ImportFrom) -> list[str]:
+        """The names that a star import of a file of the project brings into the file at hand, in their order."""
+        path = (
+            source.project.resolve(node.module or "", node.level, source.file.path) if source is self.source else None
+        )
+        other = self.other(path) if path is not None else None
+        return [name for name in other.makers if not name.startswith("_")] if other is not None else []
+
     def resolve(self, value: Value, hops: int = 0) -> Value:
         """The value of an imported name; the file is read when this is first asked."""
         if value.op != "import" or hops > 5:

@@ -349,6 +349,8 @@ def import_from(frame: Frame, node: ast.ImportFrom) -> None:
             continue
         for name, full in frame.flow.star(frame.source, node).items():
             frame.names[name] = Value("external", name=full)
+        for name in frame.flow.exported(frame.source, node):
+            frame.names[name] = frame.flow.import_name(frame.source, node.module or "", node.level, name)
         for name, full in USUAL.items():  # of a star import that is not known nothing else is
             frame.names.setdefault(name, Value("external", name=full))
 
