@@ -51,7 +51,7 @@ SHAPES = {
     "both branches": f"        if index:\n    {AT}        else:\n            print(index)\n    {AT}",
     "both branches on one line": f"        if index: {CLIP_CALL}\n        else: {CLIP_CALL}\n",
     "three branches": f"        if index: {CLIP_CALL}\n        elif x is None: {CLIP_CALL}\n        else:\n    {AT}",
-    "several lines among others": f"        seen = 1; {CLIP_CALL.replace('(', '(\\n            ', 1)}; seen = 2\n",
+    "several lines among others": "        seen = 1; " + CLIP_CALL.replace("(", "(\n            ", 1) + "; seen = 2\n",
     "behind a backslash": f"        seen = 1; \\\n        {CLIP_CALL}\n",
     "twice": f"{AT}{AT}",
     "twice, the second at times": f"{AT}        if index:\n    {AT}",

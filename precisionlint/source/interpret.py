@@ -35,7 +35,7 @@ from precisionlint.source.blur import blur
 from precisionlint.source.effects.kept import HAND_SCALE
 from precisionlint.source.garbage import Collector
 from precisionlint.source.inert import Inert
-from precisionlint.source.objects import weight_path
+from precisionlint.source.objects import PARAMETER, weight_path
 from precisionlint.source.operators import as_cond, flip, opened_up, truth
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.records import (
@@ -373,8 +373,9 @@ class Interpreter:
         state.scope(frame)[slot] = value
 
     def adopt(self, state: State, parent: Value, name: Any, child: Value) -> None:
-        """A module becomes part of another."""
-        if isinstance(child, Obj) and child != parent and self.kind(state, child) == "module":
+        """A module, or a parameter, becomes part of a module."""
+        child = (weight := state.heap.get(child, {}).get(PARAMETER)) or child
+        if isinstance(child, Obj) and child != parent and (weight or self.kind(state, child) == "module"):
             self.parents.setdefault(child, (parent, name))
             if child in self.weight_roots:
                 path = weight_path(self, child)

@@ -32,6 +32,10 @@ def is_container(value: Value) -> bool:
     return isinstance(value, Obj) and isinstance(value.cls, External) and value.cls.name.startswith("builtins.")
 
 
+PARAMETER = "parameter"
+"""Where a tensor that is a weight of its own keeps what stands for that weight."""
+
+
 def weights_of(it: Interpreter, state: State, value: Value) -> Weights | None:
     """Which weights a model, or a sequence of parameters, stands for; None where nobody knows, and where it holds none."""
     return held_weights(it, state, value) or None
@@ -59,6 +63,8 @@ def held_weights(it: Interpreter, state: State, value: Value) -> Weights | None:
         case Sym(key=("attr", _, "weight" | "bias")):  # one parameter of a layer
             path = weight_path(it, value)
             return frozenset({path}) if isinstance(path[0], Obj) and it.kind(state, path[0]) == "module" else None
+        case Sym() if PARAMETER in (held := state.heap.get(value, {})):
+            return frozenset({weight_path(it, held[PARAMETER])})
     return None
 
 

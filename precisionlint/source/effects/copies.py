@@ -5,19 +5,21 @@ Knows which weights a copy has and which it does not share, and how an exponenti
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, Any
 
-from precisionlint.events import Copied, Weights, Written
+from precisionlint.events import Copied, Weights, WeightsTake, Written
 from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.effects.checkpoints import half_of
 from precisionlint.source.effects.common import Outcome, argument, is_model, one, receiver_text, result, when
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import evaluate
-from precisionlint.source.objects import dtype_of, is_container, model_weights, name_of, weight_path
+from precisionlint.source.objects import PARAMETER, dtype_of, is_container, model_weights, name_of, weight_path
 from precisionlint.source.state import State
-from precisionlint.source.values import Class, Const, External, Many, Method, Obj, Sym, Tensors, Value
+from precisionlint.source.values import FALSE, Class, Const, External, Many, Method, Obj, Sym, Tensors, Value
+from precisionlint.subjects.names import spelled
 
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
@@ -220,11 +222,30 @@ def copy_and_dtype(state: State, value: Value) -> tuple[Weights | None, str | No
 
 
 def make_parameter(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
-    """``nn.Parameter(copy)``: the same tensor under another class."""
+    """``nn.Parameter(copy)``: the same tensor under another class. One that is made in half is a weight of its own."""
     data = argument(args, 0, "data")
     if data is not None and copy_and_dtype(state, data)[0] is not None:
         return one(state, data)
-    return call_unknown(it, state, instr, callee, args)
+    outcome = call_unknown(it, state, instr, callee, args)
+    dtype = made_in(instr.at, data)
+    if dtype is None or argument(args, 1, "requires_grad") == FALSE:
+        return outcome
+    for after, value in outcome:
+        root = Obj(it.here(after, instr.at), callee)
+        after.attributes(value)[PARAMETER] = root
+        weights, how = frozenset({weight_path(it, root)}), f"a parameter made in {dtype}"
+        it.emit(after, WeightsTake(it.where(after, instr.at), when(after), weights, dtype, how))
+    return outcome
+
+
+def made_in(call: Any, data: Value | None) -> str | None:
+    """The half dtype in which a parameter is made, by a cast or by the dtype that the call of its tensor is given."""
+    if isinstance(data, Sym) and data.key[0] == "cast":
+        return data.key[2] if data.key[2] in ("float16", "bfloat16") else None
+    given = call.args[0] if isinstance(call, ast.Call) and call.args else None
+    asked = next((k.value for k in given.keywords if k.arg == "dtype"), None) if isinstance(given, ast.Call) else None
+    named = {"torch.bfloat16": "bfloat16", "torch.float16": "float16", "torch.half": "float16"}
+    return named.get(spelled(asked)) if asked is not None else None
 
 
 def cast_value(it: Interpreter, value: Sym, dtype: str) -> Value:

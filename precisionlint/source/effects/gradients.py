@@ -24,7 +24,7 @@ from precisionlint.source.effects.common import (
 from precisionlint.source.effects.copies import write_parameters, written_with
 from precisionlint.source.effects.unread import call_unknown, emit_clip, only_tested, read_grads
 from precisionlint.source.evaluate import element_of
-from precisionlint.source.objects import dtype_of, model_weights
+from precisionlint.source.objects import PARAMETER, dtype_of, model_weights, weights_of
 from precisionlint.source.operators import divisor
 from precisionlint.source.parsing import walk
 from precisionlint.source.state import State
@@ -63,6 +63,8 @@ STATISTICS = frozenset({"mean", "std", "var", "max", "min", "amax", "median", "q
 
 def attribute_set(it: Interpreter, state: State, obj: Value, target: p.Attr, value: Value, at: Any) -> bool:
     """``obj.name = value`` where that is an event of its own; False where it only stores an attribute."""
+    if PARAMETER in state.heap.get(obj, {}) and target.name == "requires_grad":
+        obj = Tensors("param", weights_of(it, state, obj))
     if isinstance(obj, Sym) and target.name == "grad":
         part = obj.key[0] == "index" or one_of_many(target.obj)
         obj = Tensors("param", None if obj.key[0] == "site" else model_weights(it, obj), part)

@@ -28,7 +28,7 @@ from precisionlint.source.effects.copies import cast_value, is_average
 from precisionlint.source.effects.engines import may_run_half
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import element_of, elements
-from precisionlint.source.objects import DTYPES, dtype_of, is_container, model_weights, weight_path
+from precisionlint.source.objects import DTYPES, dtype_of, is_container, model_weights, weight_path, weights_of
 from precisionlint.source.records import ADAPTED
 from precisionlint.source.state import State
 from precisionlint.source.values import (
@@ -219,7 +219,8 @@ def module_method(it: Interpreter, state: State, instr: p.Call, receiver: Value,
         return outcome
     if name == "requires_grad_":
         trainable = argument(args, 0, "requires_grad") != FALSE
-        weights = frozenset({weight_path(it, receiver)})
+        own = weights_of(it, state, receiver) if isinstance(receiver, Sym) else None
+        weights = own or frozenset({weight_path(it, receiver)})
         it.emit(state, WeightsTake(it.where(state, instr.at), when(state), weights, None, "requires_grad_", trainable))
     return one(state, receiver)
 
