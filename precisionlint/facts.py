@@ -120,3 +120,10 @@ class HalfModel(Event, frozen=True, eq=False):
     optimizer: str
     taken: Place
     scaled: bool
+
+
+class HalfLogits(Event, frozen=True, eq=False):
+    """Cross entropy is taken of what a half model gives, which an optimizer of the same file trains. ``cast``: where the model becomes half."""
+
+    dtype: str
+    cast: Place

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from precisionlint.checks.base import Automaton, Family, Seen
+from precisionlint.checks.base import Automaton, Family, Hit, Seen
 from precisionlint.checks.half_arithmetic import (
     INFERENCE,
     LOGITS,
@@ -25,6 +25,7 @@ from precisionlint.checks.half_arithmetic import (
     trains,
     untold,
 )
+from precisionlint.facts import HalfLogits
 from precisionlint.patterns import regex
 from precisionlint.valueflow import (
     VIEWS,
@@ -201,8 +202,18 @@ BY_HAND = frozenset({"mean", "sum", "logsigmoid"})
 LOGS = frozenset({"log", "log1p"})
 
 
-@FAMILY.rule("loss-on-half-logits", Computed, ops=(*BY_HAND, *LOSSES, *LOGS, "mul"))
-def loss_on_half_logits(state: None, event: Computed) -> Iterator[Any]:
+@FAMILY.rule("loss-on-half-logits", Computed, HalfLogits, ops=(*BY_HAND, *LOSSES, *LOGS, "mul"))
+def loss_on_half_logits(state: None, event: Computed | HalfLogits) -> Iterator[Any]:
+    if isinstance(event, HalfLogits):
+        yield Hit(
+            "loss-on-half-logits",
+            event.at,
+            f"cross entropy of {event.dtype} logits, which the half model gives: the loss is off in its third digit, and so are its gradients; cast "
+            "the logits to float first",
+            (Seen(event.cast, f"the model becomes {event.dtype}"),),
+            confidence="likely",
+        )
+        return
     value, scope = event.value, event.scope
     if value.op in LOGS:
         yield from log_of_the_rest(value, scope)

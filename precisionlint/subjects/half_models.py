@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from precisionlint.facts import HalfModel
+from precisionlint.facts import HalfLogits, HalfModel
 from precisionlint.patterns import regex
 from precisionlint.recipes import HALVES
 from precisionlint.source.flow.words import TEST_PATH
@@ -37,6 +37,8 @@ QUANTISED = regex(r"^(?:load_in_\dbit|quantization_config)$")
 LOADS = ("from_pretrained", "from_config")
 DTYPES = ("torch_dtype", "dtype")
 WIDE = regex(r"float32|\bfloat\(\)|double")
+WIDENS = regex(r"autocast|\.float\(|torch\.float(?:32)?\b|FP32|\.logits\b")
+"""What a file says that may give logits another dtype than the weights have."""
 WRAPS = regex(r"^(?:DDP|FSDP|FullyShardedDataParallel|(?:Distributed)?DataParallel\w*|compile)$")
 ADAPTS = regex(r"peft|lora|adapter|kbit|freeze|frozen", re.I)
 PARAMETERS = regex(r"^(?:named_|trainable_|get_)?param(?:eter)?s(?:_\w+)?$")
@@ -53,8 +55,8 @@ class Made(Struct, frozen=True):
     at: ast.expr
 
 
-def read(file: File) -> Iterator[HalfModel]:
-    """The half models of a file that an optimizer takes."""
+def read(file: File) -> Iterator[HalfModel | HalfLogits]:
+    """The half models of a file that an optimizer takes, and the losses of what they give."""
     if TEST_PATH.search(file.display) or MASTERS.search(file.text):
         return
     scales = "GradScaler(" in file.text and re.search(r"scaler\w*\.(?:step|unscale_)\(", file.text) is not None
@@ -64,9 +66,14 @@ def read(file: File) -> Iterator[HalfModel]:
     scopes += [([function], False) for function in functions]
     scopes += [([method for method in owner.body if method in functions], True) for owner in file.every(ast.ClassDef)]
     told: set[ast.expr] = set()
+    own = {each.name for each in file.every(ast.ClassDef)}
     for body, of_class in scopes:
-        for made, taken in Scope(body, top, of_class).trained():
+        scope = Scope(body, top, of_class)
+        for made, taken in scope.trained():
             if made.at not in told:
+                for call in scope.losses(made) if not WIDENS.search(file.text) else ():
+                    if scope.root(made.name) in own or scope.root(made.name).startswith("nn."):
+                        yield HalfLogits(file.place(call), (), min(made.dtypes), file.place(made.at))
                 told.add(made.at)
                 dtype = min(made.dtypes) if len(made.dtypes) == 1 else "half"
                 scaled = scales and "fp16" in made.dtypes
@@ -158,6 +165,29 @@ class Scope:
             return frozenset({HALVES[name]}) if name in HALVES else frozenset()
         held = self.values.get(name, []) if depth < DEPTH else []
         return frozenset(dtype for each in held for dtype in self.dtypes(each, depth + 1))
+
+    def losses(self, made: Made) -> Iterator[ast.Call]:
+        """The cross entropies of what a model gives, by itself or by the one name that holds it."""
+        names = self.called(made.name)
+        for node in self.nodes:
+            if isinstance(node, ast.Call) and last_name(node.func) == "cross_entropy" and node.args:
+                held = (
+                    self.values.get(spelled(node.args[0]), [])
+                    if not isinstance(node.args[0], ast.Call)
+                    else [node.args[0]]
+                )
+                calls = [spelled(each.func) if isinstance(each, ast.Call) else "" for each in held]
+                if calls and all(each in names for each in calls):
+                    yield node
+
+    def root(self, name: str) -> str:
+        """What is called to make a model, before it is moved and cast."""
+        for value in self.values.get(name, []):
+            while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and not spelled(value.func):
+                value = value.func.value
+            if isinstance(value, ast.Call) and spelled(value.func).partition(".")[0] != name:
+                return spelled(value.func).removeprefix("torch.")
+        return ""
 
     def called(self, name: str) -> list[str]:
         """A model's name, and those of what only wraps it."""
