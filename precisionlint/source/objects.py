@@ -36,6 +36,10 @@ PARAMETER = "parameter"
 """Where a tensor that is a weight of its own keeps what stands for that weight."""
 
 
+COPY = "own copy"
+"""The same of a copy of a weight in the dtype that this has."""
+
+
 def weights_of(it: Interpreter, state: State, value: Value) -> Weights | None:
     """Which weights a model, or a sequence of parameters, stands for; None where nobody knows, and where it holds none."""
     return held_weights(it, state, value) or None
@@ -63,9 +67,15 @@ def held_weights(it: Interpreter, state: State, value: Value) -> Weights | None:
         case Sym(key=("attr", _, "weight" | "bias")):  # one parameter of a layer
             path = weight_path(it, value)
             return frozenset({path}) if isinstance(path[0], Obj) and it.kind(state, path[0]) == "module" else None
-        case Sym() if PARAMETER in (held := state.heap.get(value, {})):
-            return frozenset({weight_path(it, held[PARAMETER])})
+        case Sym() if (root := own_root(state, value)) is not None:
+            return frozenset({weight_path(it, root)})
     return None
+
+
+def own_root(state: State, tensor: Value) -> Value | None:
+    """What stands for the weight that a tensor is by itself."""
+    held = state.heap.get(tensor, {})
+    return held.get(PARAMETER) or held.get(COPY)
 
 
 def union(parts: Iterable[Weights | None]) -> Weights | None:

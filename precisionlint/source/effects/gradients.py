@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from precisionlint.events import Grads, Known, Named, Setting, WeightsTake, ZeroGrad
+from precisionlint.events import Copied, Grads, Known, Named, Setting, WeightsTake, ZeroGrad
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import (
     CASTS,
@@ -24,7 +24,7 @@ from precisionlint.source.effects.common import (
 from precisionlint.source.effects.copies import write_parameters, written_with
 from precisionlint.source.effects.unread import call_unknown, emit_clip, only_tested, read_grads
 from precisionlint.source.evaluate import element_of
-from precisionlint.source.objects import PARAMETER, dtype_of, model_weights, weights_of
+from precisionlint.source.objects import COPY, PARAMETER, dtype_of, model_weights, weight_path, weights_of
 from precisionlint.source.operators import divisor
 from precisionlint.source.parsing import walk
 from precisionlint.source.state import State
@@ -304,6 +304,11 @@ def tensors_method(it: Interpreter, state: State, instr: p.Call, tensors: Tensor
         if wanted is not None:
             state.attributes(copied)["dtype"] = External(f"torch.{wanted}")
         state.attributes(copied)["copy of"] = tensors
+        if name == "clone" and tensors.weights is not None:  # in the dtype of the weights, as it is by then
+            root = Obj(it.here(state, instr.at), External("torch.Tensor"))
+            state.attributes(copied)[COPY] = root
+            copy = frozenset({weight_path(it, root)})
+            it.emit(state, Copied(it.where(state, instr.at), when(state), tensors.weights, copy))
         return one(state, copied)
     if name in ("detach", "view", "cuda", "cpu", "data"):
         return one(state, tensors)

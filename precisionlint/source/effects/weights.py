@@ -28,7 +28,7 @@ from precisionlint.source.effects.copies import cast_value, is_average
 from precisionlint.source.effects.engines import may_run_half
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import element_of, elements
-from precisionlint.source.objects import DTYPES, dtype_of, is_container, model_weights, weight_path, weights_of
+from precisionlint.source.objects import COPY, DTYPES, dtype_of, is_container, model_weights, weight_path, weights_of
 from precisionlint.source.records import ADAPTED
 from precisionlint.source.state import State
 from precisionlint.source.values import (
@@ -203,6 +203,8 @@ def module_method(it: Interpreter, state: State, instr: p.Call, receiver: Value,
     if name in CONVERSIONS and is_model(it, state, receiver):
         take(it, state, instr, receiver, CONVERSIONS[name], f".{name}()")
         return one(state, NONE)
+    if name in ("to", "type", "type_as") and COPY in state.heap.get(receiver, {}):
+        state.attributes(receiver).pop(COPY)  # its dtype may be any from here on
     if name in CASTS and not args:
         return one(state, take(it, state, instr, receiver, CASTS[name], f".{name}()"))
     if name == "to":
