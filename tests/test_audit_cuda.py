@@ -56,6 +56,23 @@ def test_what_adds_up_in_what_on_cuda_is_that_of_its_own_column_of_the_table():
     assert any("on CUDA may add partial sums in bf16" in each for each in audit.report.meaning)
 
 
+def test_cudas_autocast_lifts_a_log_softmax_and_not_that_of_a_cross_entropy():
+    """``cross_entropy_loss`` has no kernel there, and asks for its log-softmax in the dtype of the logits, which is left standing."""
+    before = torch.is_autocast_enabled("cuda")
+    with FakeTensorMode():
+        x, y = torch.empty(4, 10, device="cuda", dtype=BF16), torch.zeros(4, device="cuda", dtype=torch.int64)
+        torch.set_autocast_enabled("cuda", True)  # torch.autocast switches itself off where there is no CUDA
+        try:
+            with precisionlint.audit() as audit:
+                torch.log_softmax(x, -1)
+            with precisionlint.audit() as loss:
+                functional.cross_entropy(x, y)
+        finally:
+            torch.set_autocast_enabled("cuda", before)
+    assert [op.outputs[0] for op in audit.report.ops if op.op == "_log_softmax"] == ["float32"]
+    assert [op.outputs[0] for op in loss.report.ops if op.op == "_log_softmax"] == ["bfloat16"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16])
 @pytest.mark.parametrize("device", ["meta", "fake"])
 def test_a_step_over_tensors_without_values_runs_as_it_would_and_says_what_was_not_measured(
