@@ -262,13 +262,15 @@ class Driven(Event, frozen=True, eq=False):
 
 class Step(Event, frozen=True, eq=False):
     """An optimizer steps, through a scaler or past it. ``guarded``: only where a test for finite gradients passed; ``loop``: the innermost
-    loop that it stands in; ``engine``: what it was handed to, where that steps through a scaler of its own."""
+    loop that it stands in; ``engine``: what it was handed to, where that steps through a scaler of its own; ``later``: in a function that
+    was handed on, a hook of a backward say, so that it steps whenever that is called."""
 
     optimizer: Named
     via: Named | None
     guarded: bool = False
     loop: Hashable = None
     engine: Engine | None = None
+    later: bool = False
 
 
 class Update(Event, frozen=True, eq=False):

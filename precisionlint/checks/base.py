@@ -74,6 +74,8 @@ class Hit(Struct, frozen=True):
     decided: tuple[tuple[str, ...], ...] = ()
     """What each way there has decided at branches that no station stands in, in words (``source/`` only); none where a way
     decided nothing."""
+    never: str = ""
+    """What no path does, as a program writes it, where that is the fault: where paths were left out, it must stand nowhere in the file."""
     once: Hashable = None
     """The object whose fault this is, where it is one fault however many places show it: the first in a file stands for all."""
 

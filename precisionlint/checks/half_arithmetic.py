@@ -20,6 +20,7 @@ from precisionlint.valueflow import (
     RANK,
     UNKNOWN,
     VIEWS,
+    WIDE,
     Computed,
     Dtypes,
     Scope,
@@ -54,7 +55,7 @@ def grade(dtypes: Dtypes, scope: Scope) -> Confidence | None:
     others, else None. Who disables autocast around an op has thought of its dtypes: there only what is known counts. And in a region that a
     setting switches on, what autocast lifts is fp32 where the region is what makes anything half."""
     if known_half(dtypes):
-        return "certain"
+        return "certain" if WIDE.isdisjoint(dtypes) else "likely"  # one of those that a setting chooses from
     if scope.enabled is False or (lifts(scope) and all(atom[0] in "^?" for atom in dtypes)):
         return None
     if may_be_half(dtypes):

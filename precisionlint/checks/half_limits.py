@@ -29,6 +29,7 @@ from precisionlint.facts import HalfLogits
 from precisionlint.patterns import regex
 from precisionlint.valueflow import (
     VIEWS,
+    WIDE,
     Computed,
     Scope,
     Shows,
@@ -130,7 +131,14 @@ def epsilon_underflow(state: None, event: Computed) -> Iterator[Any]:
             "do this in fp32, or with an eps of 1e-4"
         )
         trace = (Seen(source.at, "the guard"), Seen(value.at, use))
-        yield hit("epsilon-underflow", source, "likely" if by_default else "certain", message, (), trace)
+        yield hit(
+            "epsilon-underflow",
+            source,
+            "certain" if not by_default and WIDE.isdisjoint(source.dtypes) else "likely",
+            message,
+            (),
+            trace,
+        )
         return
 
 

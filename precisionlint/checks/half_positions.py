@@ -285,6 +285,9 @@ CHANNELS = regex(r"dim|feat(?!_?(?:shape|size|map))|chan|embed|hidden|^[CD]$", r
 
 
 SAMPLES = regex(r"^b$|^bs$|bsz|batch", re.I)
+ROUNDS = regex(r"(?:^|_)(?:time|sampling_|inference_|diffusion_)?steps$", re.I)
+"""How often a sampler goes round."""
+FP16_ALONE = frozenset({"float16"})
 
 
 @FAMILY.rule("half-arange", Computed, ops=("cast", "index_put", "arange", "sin", "cos", "sub", "test"))
@@ -325,6 +328,8 @@ def made_in_half(value: Value, scope: Scope, use: Seen | None = None) -> Iterato
         how = "possible" if how != "certain" else how
     if SAMPLES.search(end_of(value).name):
         return  # one number a sample
+    if value.dtypes == FP16_ALONE and ROUNDS.search(end_of(value).name):
+        return  # fewer than the 2048 that fp16 counts to
     if follows and few(value):
         return
     yield hit(

@@ -394,6 +394,7 @@ def missing_scaler_update(ledger: Ledger, event: Grads | Step | Update | Closed)
                     f"'{p.scaler.name}' is never updated after it steps '{p.optimizer.name}': its scale never adapts, and the next step raises",
                     (p.seen,),
                     unless=(("updated", p.scaler.id),),
+                    never=f"{p.scaler.name}.update(",
                 )
         return
     scaler = event.via if isinstance(event, Step) else event.scaler

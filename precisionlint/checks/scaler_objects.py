@@ -280,8 +280,9 @@ def updated_for_nothing(ledger: Ledger, event: Update) -> Iterator[Any]:
                 (pending.backward, seen(event, f"'{scaler.name}' is updated here, with no step between")),
                 severity="error",
             )
-            yield replace(hit, unless=(("stepped before update", *here),))
-            yield replace(hit, needs=(("updated each micro-batch", *here),))
+            later = ("steps where it was handed on", scaler.id)
+            yield replace(hit, unless=(("stepped before update", *here), later))
+            yield replace(hit, needs=(("updated each micro-batch", *here),), unless=(later,))
 
 
 @FAMILY.rule("scaler-updated-per-optimizer", Step, Update)
@@ -289,6 +290,8 @@ def scaler_updated_per_optimizer(ledger: Ledger, event: Step | Update) -> Iterat
     if isinstance(event, Update):
         yield from updated_for_nothing(ledger, event)
         return
+    if event.later and event.via is not None:
+        yield Evidence(("steps where it was handed on", event.via.id))
     for w in ledger.waiting:
         if w.scaler == event.via and event.optimizer not in w.stepped:
             whose = f"the next '{event.optimizer.name}'" if w.renewed else f"'{event.optimizer.name}'"

@@ -468,17 +468,35 @@ def bind_fields(it: Interpreter, cls: Class, obj: Obj, args: Args, state: State)
                 attributes[name] = it.derived(("attr", obj, name), f"{cls.cls.name}.{name}", ())
 
 
+SETTINGS = regex(
+    r"(?i)_*(?:args?|cfgs?|config(?:s|uration)?|conf|hps?|hparams?|opts?|options?|params?|settings?|flags?)"
+)
+"""What a program's settings are called where a function is handed them."""
+
+
 def call_back(it: Interpreter, instr: p.Call, state: State, func: Value) -> list[State]:
-    """A function of the project handed to something unread: it may be called, more than once, with anything. What starts processes
-    calls it once in each."""
+    """A function of the project handed to something unread: it may be called, more than once, with anything: all but the settings is
+    something else the second time. What starts processes calls it once in each."""
     if isinstance(func, Partial):
         func = func.func
     if not isinstance(func, Func) or not func.module.is_relevant(func.function) or func.function in it.entered:
         return [state]
     states = [state]
-    for _ in range(1 if LAUNCHES.search(name_of(instr.func)) else 2):
+    anything: Args = (("*", it.free("…")),)
+    plain = [param.name for param in func.function.params if param.kind == "plain" and param.default is None]
+    if func.receiver is not None:
+        del plain[:1]
+    others = [name for name in plain if not SETTINGS.fullmatch(name)]
+    again: Args = tuple(
+        (name, it.intern(("param", func.function, name, "again"), name, PLAIN, frozenset(), ())) for name in others
+    )
+    for args in (anything,) if LAUNCHES.search(name_of(instr.func)) else (anything, (*again, *anything)):
         after: list[State] = []
-        for one in states:
-            after.extend(s for s, _ in call_function(it, func, (("*", it.free("…")),), instr, one))
+        it.calling_back += 1
+        try:
+            for one in states:
+                after.extend(s for s, _ in call_function(it, func, args, instr, one))
+        finally:
+            it.calling_back -= 1
         states = it.merged(after)
     return states

@@ -110,6 +110,8 @@ class Interpreter:
         self.coverage = Coverage()
         self.silent = 0
         self.steps = self.total = 0
+        self.calling_back = 0
+        """How many functions are being run that were handed on, one in the other."""
         self.limit = self.whole = BUDGET
         self.width = WIDEST
         self.thinned = self.trains = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 
 from precisionlint.patterns import regex
 
@@ -79,6 +80,12 @@ def loads_cast(body: str) -> bool:
     """Whether the Triton kernels of a text cast whatever they load, at once."""
     loads = LOADED.findall(body)
     return bool(loads) and all(loads)
+
+
+def launches_on_one(inputs: Iterable[str], body: str) -> bool:
+    """Whether a body hands one tensor of numbers to kernels and multiplies no matrices: there are no two dtypes that could differ."""
+    numbers = [name for name in inputs if not COUNTS.search(name)]
+    return len(numbers) == 1 and LAUNCHES.search(body) is not None and not MULTIPLIES.search(body)
 
 
 def launches_settled(body: str, tree: ast.Module) -> bool:

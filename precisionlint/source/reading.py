@@ -19,6 +19,7 @@ from precisionlint.checks.base import FROZEN, meets
 from precisionlint.events import Closed, Opened
 from precisionlint.patterns import regex
 from precisionlint.source import program as p
+from precisionlint.source.calls import SETTINGS
 from precisionlint.source.effects.checkpoints import returned
 from precisionlint.source.hanging import hangs_on
 from precisionlint.source.interpret import Interpreter
@@ -58,10 +59,6 @@ STEPS = regex(rf"\.(?:{'|'.join(sorted(STEPPING))})\(")
 """What a method calls that steps by itself, and does not only speak of it."""
 
 
-SETTINGS = regex(
-    r"_*(?:args?|cfgs?|config(?:s|uration)?|conf|hps?|hparams?|opts?|options?|params?|settings?|flags?)", re.I
-)
-"""What a program's settings are called where a method is handed them."""
 BEGINS = regex(r"backward\(")
 FINISHES = regex(r"step|update", re.I)
 """What a method holds that may end an iteration: a step of its own, or one behind a name that says so."""
@@ -488,6 +485,8 @@ def read(project: Project, module: ProjectModule, judge: Judge, assume: dict[str
             *(hit for hit in hits if hit.rule != "tf32-off"),
             *without_tf32(it, [h for h in hits if h.rule == "tf32-off"]),
         ]
+    if it.coverage.gave_up:
+        hits = [hit for hit in hits if not (hit.never and hit.never in module.text)]
     if it.coverage.gave_up and SET_BY_HAND.search(module.text):
         hits = [hit for hit in hits if hit.rule != "scaler-settings"]
     if STAGES in module.text:  # the program asks the scaler how far it is: its branches are right where ours may not be

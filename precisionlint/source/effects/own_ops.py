@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from precisionlint.events import CustomOp
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import Outcome, known_region, one, region_of, result, when
-from precisionlint.source.op_bodies import SENSITIVE, is_complex, launches_settled, settles
+from precisionlint.source.op_bodies import SENSITIVE, is_complex, launches_on_one, launches_settled, settles
 from precisionlint.source.state import State
 from precisionlint.source.values import Class, Const, External, Func, Obj, Value, const, text_of
 
@@ -85,6 +85,7 @@ def function_apply(it: Interpreter, state: State, instr: p.Call, cls: Class, arg
             or is_complex(source)
             or (isinstance(backward, Func) and settles(backward.module.source_of(backward.function)))
             or launches_settled(source, forward.module.tree)
+            or launches_on_one((param.name for param in forward.function.params[1:] if param.default is None), source)
         )
         sound = "custom_fwd" in decorators or casts or not SENSITIVE.search(source)
         region = known_region(region_of(state))

@@ -185,8 +185,12 @@ def scaler_step(it: Interpreter, state: State, instr: p.Call, me: Named, args: A
     optimizer = argument(args, 0, "optimizer") or NONE
     name = arg_name(instr, 0, "optimizer")
     it.emit(
-        state, Step(it.where(state, instr.at), when(state), named(optimizer, name), me, False, it.innermost_loop(state))
-    )
+        state,
+        Step(
+            it.where(state, instr.at), when(state), named(optimizer, name), me, False, it.innermost_loop(state),
+            later=it.calling_back > 0,
+        ),
+    )  # fmt: skip
     return one(state, result(it, state, instr, External("step"), ()))
 
 

@@ -1,0 +1,171 @@
+"""Shapes of real runs that are right because of what runs when: hooks, few rounds, settings, kernels; each beside what makes it wrong."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from precisionlint import check
+from precisionlint.findings import Finding
+
+
+def found(folder: Path, text: str) -> list[Finding]:
+    (folder / "pyproject.toml").write_text("", encoding="utf-8")
+    (folder / "case.py").write_text(textwrap.dedent(text), encoding="utf-8")
+    report = check([str(folder / "case.py")], assume={})
+    assert not report.errors
+    return [each for each in report.findings if each.severity != "info"]
+
+
+STEPPED_IN_HOOKS = """
+import torch
+
+
+def train(model, loader, config):
+    optimizers = config.build(model)
+    scaler = torch.amp.GradScaler("cuda")
+
+    def step(parameter):
+        scaler.step(optimizers[{which}])
+        optimizers[{which}].zero_grad()
+
+    {hook}
+    for x in loader:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("which", "hook", "rules"),
+    [
+        ("parameter", "config.each_gradient(step)", []),
+        ("config.first", "config.each_gradient(step)", ["missing-scaler-update"]),
+        ("parameter", "config.prepare()", ["scaler-updated-per-optimizer"]),
+    ],
+)
+def test_a_hook_steps_another_optimizer_whenever_it_is_called(tmp_path: Path, which: str, hook: str, rules: list[str]):
+    assert [each.rule for each in found(tmp_path, STEPPED_IN_HOOKS.format(which=which, hook=hook))] == rules
+
+
+SETTINGS = "abcdef"
+MANY_WAYS = """
+import torch
+from parts import build, data, config
+
+model = build(config)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cuda")
+{settings}
+for x in data:
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = model(x).mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+{update}
+    optimizer.zero_grad()
+    break
+"""
+
+
+def many_ways(then: str) -> str:
+    """A program of 64 paths, more than are followed, one of which does something; which are left out nobody should rely on."""
+    settings = [f"amp_{name} = 0\nif config.{name}:\n    amp_{name} = 1" for name in SETTINGS]
+    tests = " and ".join(f"{'' if name == 'd' else 'not '}amp_{name}" for name in SETTINGS)
+    return MANY_WAYS.format(settings="\n".join(settings), update=f"    if {tests}:\n        {then}")
+
+
+@pytest.mark.parametrize(("then", "rules"), [("scaler.update()", []), ("print(loss)", ["missing-scaler-update"])])
+def test_what_a_path_does_that_was_left_out_is_not_missing(tmp_path: Path, then: str, rules: list[str]):
+    assert [each.rule for each in found(tmp_path, many_ways(then))] == rules
+
+
+DTYPES = """
+import torch
+
+
+def angles(embedding, args):
+    dtype = {dtype}
+    rows = embedding.to(dtype)
+    return rows / rows.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+"""
+TABLE = '{"fp32": torch.float32, "fp16": torch.float16}[args.dtype]'
+
+
+@pytest.mark.parametrize(("dtype", "confidence"), [(TABLE, "likely"), ("torch.float16", "certain")])
+def test_one_dtype_of_those_that_a_setting_chooses_is_likely(tmp_path: Path, dtype: str, confidence: str):
+    (each,) = found(tmp_path, DTYPES.format(dtype=dtype))
+    assert (each.rule, each.confidence) == ("epsilon-underflow", confidence)
+
+
+ROUNDS = """
+import torch
+
+
+def sample(model, x, {steps}):
+    for t in torch.arange({steps}, dtype=torch.{dtype}, device=x.device):
+        x = model(x, t)
+    return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "dtype", "rules"),
+    [
+        ("num_steps", "float16", []),
+        ("num_steps", "bfloat16", ["half-arange"]),
+        ("length", "float16", ["half-arange"]),
+    ],
+)
+def test_fp16_counts_the_rounds_of_a_sampler(tmp_path: Path, steps: str, dtype: str, rules: list[str]):
+    assert [each.rule for each in found(tmp_path, ROUNDS.format(steps=steps, dtype=dtype))] == rules
+
+
+KERNEL = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def double_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2.0, mask=at < n)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, {second}):
+        out = torch.empty_like(x)
+        double_kernel[(1,)]({given}, out, x.numel(), BLOCK=1024)
+        ctx.save_for_backward(x, {second})
+        return out.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, {second} = ctx.saved_tensors
+        return grad * 2.0 * torch.ones_like(x), None
+
+
+def train(model, loader, {second}):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = Doubled.apply(model(x), {second})
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("second", "given", "rules"), [("targets", "x", []), ("gate", "x, gate", ["function-without-custom-fwd"])]
+)
+def test_kernels_that_take_one_tensor_of_numbers_meet_no_two_dtypes(
+    tmp_path: Path, second: str, given: str, rules: list[str]
+):
+    assert [each.rule for each in found(tmp_path, KERNEL.format(second=second, given=given))] == rules
