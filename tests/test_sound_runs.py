@@ -102,6 +102,52 @@ def test_one_dtype_of_those_that_a_setting_chooses_is_likely(tmp_path: Path, dty
     assert (each.rule, each.confidence) == ("epsilon-underflow", confidence)
 
 
+ITERATED = """
+import torch
+
+
+def orthogonal(gradient, coefficients):
+    x = gradient.to(torch.bfloat16).contiguous()
+    left, right, out = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
+    for a, b, c in coefficients:
+        torch.addmm(x, x, x.mT, beta=0.0, alpha=1.0, out=left)
+        torch.addmm(left, left, left, beta=b, alpha=c, out=right)
+        torch.addmm(x, right, x, beta=a, alpha=1.0, out=out)
+        x, out = out, x
+    return x
+"""
+
+
+def test_an_iteration_that_scales_what_it_has_is_no_sum(tmp_path: Path):
+    assert found(tmp_path, ITERATED) == []
+
+
+IN_TURN = """
+import torch
+
+
+class Sharded:
+    def __init__(self, groups, optimizer):
+        self.groups, self.optimizer, self.loss_scale = groups, optimizer, 65536.0
+
+    def backward(self, loss):
+        (loss * self.loss_scale).backward()
+
+    def unscale(self, index):
+        self.groups[{which}].grad.mul_(1.0 / self.loss_scale)
+
+    def step(self):
+        for index in range(len(self.groups)):
+            self.unscale(index)
+            self.optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("which", "rules"), [("index", []), ("0", ["step-bypasses-scaler"])])
+def test_gradients_that_are_divided_one_by_one_are_no_part(tmp_path: Path, which: str, rules: list[str]):
+    assert [each.rule for each in found(tmp_path, IN_TURN.format(which=which))] == rules
+
+
 ROUNDS = """
 import torch
 

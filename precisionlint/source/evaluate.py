@@ -192,7 +192,8 @@ def attribute(it: Interpreter, state: State, obj: Value, name: str) -> Value:
             if name == "param_groups":
                 return Tensors("groups", None)
             if name in ("grad", "main_grad"):
-                if obj.key[0] == "site":  # a loop's variable: one after the other, all of what it runs over
+                # A loop's variable, or what is asked for by one: one after the other, all of what it runs over.
+                if obj.key[0] == "site" or (obj.key[0] == "index" and not isinstance(obj.key[2], Const)):
                     return Tensors("grad", None)
                 return Tensors("grad", model_weights(it, obj), obj.key[0] == "index")
             if name == "requires_grad" and obj.key[0] in ("site", "index"):  # as of those that are known

@@ -30,8 +30,13 @@ def added(frame: Frame, name: str, inputs: list[Value], options: dict[str, Value
     if not name.endswith("_"):
         dtypes = torch_calls.under_autocast(frame.scope, "matmul", dtypes)
     product = frame.made("matmul", factors, dtypes, node, name)
-    if number(options.get("beta")) == 0:
+    beta = options.get("beta")
+    if number(beta) == 0:
         return product
+    if beta is not None and number(beta) != 1:  # an iteration that scales what it has is no sum over steps
+        return frame.made(
+            "add", (frame.made("mul", (beta, held), held.dtypes, node), product), dtypes, node, "", options
+        )
     told, func, out = "", node.func, options.get("out")
     if name.endswith("_"):
         state = isinstance(func, ast.Attribute) and outlives(frame, func.value)
