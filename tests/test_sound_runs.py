@@ -215,3 +215,94 @@ def test_kernels_that_take_one_tensor_of_numbers_meet_no_two_dtypes(
     tmp_path: Path, second: str, given: str, rules: list[str]
 ):
     assert [each.rule for each in found(tmp_path, KERNEL.format(second=second, given=given))] == rules
+
+
+HANDED_ON = """
+import torch
+
+
+def scores(mask, others):
+    options = {made}
+    {then}
+    x = torch.zeros(3, 4, **options)
+    return x.masked_fill(mask, -1e9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "then", "told"),
+    [
+        ("dict(dtype=torch.float16)", "rows = 3", True),
+        ('{"dtype": torch.float16}', "rows = 3", True),
+        ('{"dtype": torch.float16}', 'options["dtype"] = torch.float32', False),
+        ("dict(dtype=torch.float16)", "options.update(dtype=torch.float32)", False),
+        ("dict(dtype=torch.float16)", "others.change(options)", False),
+        ('{"dtype": torch.float16, **others}', "rows = 3", False),
+        ('{**others, "dtype": torch.float16}', "rows = 3", True),
+    ],
+)
+def test_options_are_handed_on_as_they_were_made_where_nothing_changes_them(
+    tmp_path: Path, made: str, then: str, told: bool
+):
+    rules = [each.rule for each in found(tmp_path, HANDED_ON.format(made=made, then=then))]
+    assert rules == (["mask-constant-overflow"] if told else [])
+
+
+SPAWNED = """
+import torch
+import torch.multiprocessing as mp
+
+
+def worker(rank, loader, model):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        scaler.update()
+        scaler.step(optimizer)
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    mp.spawn(worker, args=([], None), nprocs=2)
+"""
+
+
+def test_a_worker_that_is_spawned_steps_where_it_stands(tmp_path: Path):
+    assert "scaler-updated-per-optimizer" in {each.rule for each in found(tmp_path, SPAWNED)}
+
+
+TWO_MODELS = """
+import torch
+
+
+def train(first, second, loader):
+    a = torch.optim.AdamW(first.parameters(), lr=1e-3)
+    b = torch.optim.AdamW(second.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cuda")
+    groups = {groups}
+    for x in loader:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = (first(x) + second(x)).mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(a)
+        torch.nn.utils.clip_grad_norm_({clipped}, 1.0)
+        scaler.step(a)
+        scaler.step(b)
+        scaler.update()
+        a.zero_grad()
+        b.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("groups", "clipped", "rules"),
+    [
+        ("[first.parameters(), second.parameters()]", "groups[0]", []),
+        ("[*first.parameters(), *second.parameters()]", "groups", ["clip-before-unscale"]),
+    ],
+)
+def test_lists_of_parameters_are_of_one_model_each(tmp_path: Path, groups: str, clipped: str, rules: list[str]):
+    assert [each.rule for each in found(tmp_path, TWO_MODELS.format(groups=groups, clipped=clipped))] == rules

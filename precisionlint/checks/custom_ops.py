@@ -46,11 +46,9 @@ def function_without_custom_fwd(state: None, event: CustomOp | Defined) -> Itera
     what = f"autograd.Function '{event.name}'"
     if isinstance(event, Defined):
         differs = (
-            "its forward is cast and its backward is not, and what it saved has another dtype than the gradient that comes back"
-            if event.forward_only
-            else "the inputs of its kernels arrive as they are, half and fp32 mixed, and what it saved may have another dtype than the gradient "
+            "the inputs of its kernels arrive as they are, half and fp32 mixed, and what it saved may have another dtype than the gradient "
             "that comes back; custom_fwd(cast_inputs=…) brings them to one"
-            if event.launches
+            if event.launches and not event.forward_only
             else "its forward is cast and its backward is not, and what it saved has another dtype than the gradient that comes back"
         )
         what = f"{what} has {'custom_fwd and no custom_bwd' if event.forward_only else 'no custom_fwd and custom_bwd'}"

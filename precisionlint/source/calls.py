@@ -490,13 +490,14 @@ def call_back(it: Interpreter, instr: p.Call, state: State, func: Value) -> list
     again: Args = tuple(
         (name, it.intern(("param", func.function, name, "again"), name, PLAIN, frozenset(), ())) for name in others
     )
-    for args in (anything,) if LAUNCHES.search(name_of(instr.func)) else (anything, (*again, *anything)):
+    launched = LAUNCHES.search(name_of(instr.func)) is not None
+    for args in (anything,) if launched else (anything, (*again, *anything)):
         after: list[State] = []
-        it.calling_back += 1
+        it.calling_back += not launched
         try:
             for one in states:
                 after.extend(s for s, _ in call_function(it, func, args, instr, one))
         finally:
-            it.calling_back -= 1
+            it.calling_back -= not launched
         states = it.merged(after)
     return states

@@ -118,7 +118,10 @@ def sequence(it: Interpreter, state: State, expr: p.Sequence) -> Value:
     items: list[Value] = []
     values = [evaluate(it, state, item) for item in expr.items]
     parameters = [value for value in values if isinstance(value, Tensors) and value.kind == "params"]
-    if len(parameters) > 1 and len(parameters) == len(values):  # [*encoder.parameters(), *decoder.parameters()]
+    starred = all(isinstance(item, p.Star) for item in expr.items)
+    if (
+        starred and len(parameters) > 1 and len(parameters) == len(values)
+    ):  # [*encoder.parameters(), *decoder.parameters()]
         together: Value = parameters[0]
         for more in parameters[1:]:
             together = binary(it, "+", together, more)

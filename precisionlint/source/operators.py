@@ -109,6 +109,8 @@ def factor(op: str, value: Value) -> Named | None:
     """The number above 1 that an operation with a constant multiplies by: its inverse for a division."""
     if not isinstance(value, Const) or value.kind not in ("int", "float") or op not in ("*", "/") or value.value <= 0:
         return None
+    if not 1e-300 < value.value < 1e300:
+        return None
     number = float(f"{value.value if op == '*' else 1 / value.value:.9g}")
     return Named(("number", number), f"{number:g}") if number > 1 else None
 

@@ -355,7 +355,7 @@ class Frame:
         for keyword in node.keywords:
             if keyword.arg is None:  # besides what it is seen to hold it may hold more
                 options[""] = self.expr(keyword.value)
-                options.update(held(options[""], options))
+                options.update(held(self, keyword.value, options[""], options))
         value = self.apply(func, args, options, node, starred)
         keep(self, node, args, value)
         return value
@@ -532,7 +532,9 @@ class Frame:
         for key, value in zip(node.keys, node.values, strict=True):
             found = self.expr(value)
             values.append(found)
-            if isinstance(key, ast.Constant):
+            if key is None:  # ``**other`` may hold any of those before it
+                table.clear()
+            elif isinstance(key, ast.Constant):
                 table[key.value] = found
         return Value("dict", tuple(values), at=self.at(node), ref=table)
 

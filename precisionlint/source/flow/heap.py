@@ -123,6 +123,15 @@ class Function(Struct, eq=False, dict=True):
         return "<lambda>" if isinstance(self.node, ast.Lambda) else self.node.name
 
     @cached_property
+    def spread(self) -> frozenset[str]:
+        """The variables that are set once and do nothing but hand on what they hold, as ``**options``: nothing changes them in between."""
+        names = [node for node in walk(self.node) if isinstance(node, ast.Name)]
+        handed = {id(node.value) for node in walk(self.node) if isinstance(node, ast.keyword) and node.arg is None}
+        stores = [node.id for node in names if isinstance(node.ctx, ast.Store)]
+        touched = {node.id for node in names if not isinstance(node.ctx, ast.Store) and id(node) not in handed}
+        return frozenset(name for name in stores if stores.count(name) == 1 and name not in touched)
+
+    @cached_property
     def siblings(self) -> frozenset[str]:
         """The methods that a method calls of its own object."""
         calls = (node.func for node in walk(self.node) if isinstance(node, ast.Call))
