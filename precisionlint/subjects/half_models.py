@@ -37,11 +37,12 @@ QUANTISED = regex(r"^(?:load_in_\dbit|quantization_config)$")
 LOADS = ("from_pretrained", "from_config")
 DTYPES = ("torch_dtype", "dtype")
 WIDE = regex(r"float32|\bfloat\(\)|double")
-WIDENS = regex(r"autocast|\.float\(|torch\.float(?:32)?\b|FP32|\.logits\b")
+WIDENS = regex(r"autocast|\.(?:float|double)\(|torch\.(?:float(?:32|64)?|double|get_default_dtype)\b|FP32|\.logits\b")
 """What a file says that may give logits another dtype than the weights have."""
 WRAPS = regex(r"^(?:DDP|FSDP|FullyShardedDataParallel|(?:Distributed)?DataParallel\w*|compile)$")
 ADAPTS = regex(r"peft|lora|adapter|kbit|freeze|frozen", re.I)
 PARAMETERS = regex(r"^(?:named_|trainable_|get_)?param(?:eter)?s(?:_\w+)?$")
+NO_GRAD = regex(r"^(?:no_grad|inference_mode)$")
 OF_PARAMETERS = regex(r"param|group|optim|trainable", re.I)
 """What a function is called that chooses the parameters of a model."""
 DEPTH = 3
@@ -87,6 +88,7 @@ class Scope:
     ``self`` has one name in all of them."""
 
     def __init__(self, body: Sequence[ast.stmt], top: Sequence[ast.stmt], of_class: bool) -> None:
+        self.body = body
         nodes = [node for each in body for node in walk(each)]
         self.nodes = sorted(nodes, key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
         self.of_class = of_class
@@ -167,18 +169,40 @@ class Scope:
         return frozenset(dtype for each in held for dtype in self.dtypes(each, depth + 1))
 
     def losses(self, made: Made) -> Iterator[ast.Call]:
-        """The cross entropies of what a model gives, by itself or by the one name that holds it."""
+        """The cross entropies of what a model gives once it is half, by itself or by the one name that holds it, where they have gradients."""
         names = self.called(made.name)
+        aside = self.without_gradients()
         for node in self.nodes:
             if isinstance(node, ast.Call) and last_name(node.func) == "cross_entropy" and node.args:
-                held = (
-                    self.values.get(spelled(node.args[0]), [])
-                    if not isinstance(node.args[0], ast.Call)
-                    else [node.args[0]]
-                )
-                calls = [spelled(each.func) if isinstance(each, ast.Call) else "" for each in held]
-                if calls and all(each in names for each in calls):
+                first = node.args[0]
+                held = [first] if isinstance(first, ast.Call) else self.values.get(spelled(first), [])
+                calls = [each for each in held if isinstance(each, ast.Call) and spelled(each.func) in names]
+                half = [each for each in calls if each not in aside and self.follows(each, made.at, node)]
+                if half and len(calls) == len(held) and node not in aside:
                     yield node
+
+    def without_gradients(self) -> set[ast.AST]:
+        """What stands in a block under ``no_grad`` or ``inference_mode``, or in a function that is decorated with one."""
+        found: set[ast.AST] = set()
+        for node in self.nodes:
+            if isinstance(node, (ast.With, ast.AsyncWith)):
+                over = [item.context_expr for item in node.items]
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                over = node.decorator_list
+            else:
+                continue
+            called = [each.func if isinstance(each, ast.Call) else each for each in over]
+            if any(NO_GRAD.search(last_name(each)) for each in called):
+                found.update(walk(node))
+        return found
+
+    def follows(self, call: ast.Call, cast: ast.expr, loss: ast.Call) -> bool:
+        """Whether a model is called between its cast and a loss, by the lines; which method of a class runs first they do not say."""
+        if self.of_class:
+            methods = [each for each in self.body if each.lineno <= cast.lineno <= (each.end_lineno or 0)]
+            if not any(each.lineno <= call.lineno <= (each.end_lineno or 0) for each in methods):
+                return True
+        return cast.lineno < call.lineno <= (loss.end_lineno or loss.lineno)
 
     def root(self, name: str) -> str:
         """What is called to make a model, before it is moved and cast."""
