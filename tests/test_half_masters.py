@@ -49,3 +49,45 @@ def test_masters_in_half(tmp_path: Path, copy: str, before: str, after: str, tol
         (each.rule, each.confidence) for each in check([str(tmp_path / "a.py")]).findings if each.severity != "info"
     ]
     assert found == [("bf16-only-weights", "certain")] * told
+
+
+LOOPED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def train(loader, dtype):
+    model = nn.Linear(64, 64).cuda().bfloat16()
+    masters = []
+    for p in model.parameters():
+        m = p.detach().clone()
+        {then}
+        masters.append(m)
+    optimizer = torch.optim.AdamW(masters, lr=1e-5)
+    for x, y in loader:
+        F.mse_loss(model(x), y).backward()
+        for m, p in zip(masters, model.parameters()):
+            m.grad = p.grad.to(m.dtype)
+        optimizer.step()
+        with torch.no_grad():
+            for m, p in zip(masters, model.parameters()):
+                p.copy_(m)
+        model.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        ("pass", True),
+        ("m.data = m.data.bfloat16()", True),
+        ("m.data = m.data.float()", False),
+        ("m.data = m.float()", False),
+        ("m.data = m.data.to(dtype)", False),
+    ],
+)
+def test_masters_whose_data_is_widened(tmp_path: Path, then: str, told: bool) -> None:
+    (tmp_path / "a.py").write_text(LOOPED.format(then=then))
+    found = [each.rule for each in check([str(tmp_path / "a.py")]).findings if each.severity != "info"]
+    assert found == ["bf16-only-weights"] * told

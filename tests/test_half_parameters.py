@@ -31,6 +31,7 @@ class Net(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(64, 64))
         self.w = nn.Parameter(torch.zeros(64, 64, dtype=torch.bfloat16){frozen})
+        {then}
 
     def forward(self, x):
         return x @ self.w
@@ -63,6 +64,10 @@ def found(path: Path, text: str) -> list[tuple[str, str]]:
         ("torch.zeros(64, 64, dtype=torch.float32)", "pass", False),
         ("torch.zeros(64, 64, dtype=torch.bfloat16)", "w.requires_grad_(False)", False),
         ("torch.zeros(64, 64, dtype=torch.bfloat16)", "w.requires_grad = False", False),
+        ("torch.zeros(64, 64, dtype=torch.bfloat16)", "w.data = w.data.float()", False),
+        ("torch.zeros(64, 64, dtype=torch.bfloat16)", "w.data = w.data.to(loader.dtype)", False),
+        ("torch.zeros(64, 64, dtype=torch.bfloat16)", "w.data = w.data.bfloat16()", True),
+        ("torch.zeros(64, 64, dtype=torch.bfloat16)", "w = nn.Parameter(w.detach().float())", False),
     ],
 )
 def test_a_parameter_by_itself(tmp_path: Path, tensor: str, more: str, told: bool) -> None:
@@ -73,5 +78,21 @@ def test_a_parameter_by_itself(tmp_path: Path, tensor: str, more: str, told: boo
     ("frozen", "cast", "told"), [("", "", True), ("", ".float()", False), (", requires_grad=False", "", False)]
 )
 def test_a_parameter_of_a_module(tmp_path: Path, frozen: str, cast: str, told: bool) -> None:
-    hits = found(tmp_path / "a.py", IN_A_MODULE.format(frozen=frozen, cast=cast))
+    hits = found(tmp_path / "a.py", IN_A_MODULE.format(frozen=frozen, cast=cast, then="pass"))
+    assert hits == [("bf16-only-weights", "likely")] * told
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        ("self.w.data = self.w.data.float()", False),
+        ("self.w = nn.Parameter(self.w.float())", False),
+        ("self.w = nn.Parameter(torch.zeros(64, 64))", False),
+        ("self.w.data = self.w.data.bfloat16()", True),
+        ("self.w = nn.Parameter(self.w.to(torch.bfloat16))", True),
+        ("self.scale = nn.Parameter(self.scale.float())", True),
+    ],
+)
+def test_a_parameter_that_is_widened_or_replaced(tmp_path: Path, then: str, told: bool) -> None:
+    hits = found(tmp_path / "a.py", IN_A_MODULE.format(frozen="", cast="", then=then))
     assert hits == [("bf16-only-weights", "likely")] * told

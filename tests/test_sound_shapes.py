@@ -337,10 +337,56 @@ for x in data():
         ("torch.isfinite(model.weight.grad.mean())", []),
         ("model.weight.grad.abs().mean() / scaler.get_scale()", []),
         ("model.weight.grad.abs().shape", []),
+        ("torch.log(model.weight.grad.abs().max())", []),
     ],
 )
 def test_a_norm_that_a_script_divides_by_the_scale_is_right(tmp_path: Path, shown: str, found: list[str]):
     assert rules(tmp_path, AT_TOP_LEVEL.format(shown=shown)) == found
+
+
+STATISTIC = """
+import torch
+
+model = torch.nn.Linear(3, 3).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+scaler = torch.amp.GradScaler("cuda")
+kept = []
+for x in data():
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = model(x).mean()
+    scaler.scale(loss).backward()
+    for p in model.parameters():
+        g = p.grad
+        {taken}
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("taken", "told"),
+    [
+        ("p.grad.sub_(p.grad.mean())", False),
+        ("p.grad.sub_(p.grad.mean().item())", False),
+        ("p.grad.add_(-p.grad.mean(dim=1, keepdim=True))", False),
+        ("q = (g - g.min()) / (g.max() - g.min())", False),
+        ("low, high = g.min(), g.max(); q = (g - low) / (high - low)", False),
+        ("q = (g - g.mean()) / torch.std(g)", False),
+        ("m = p.grad.abs().max(); p.grad = p.grad / m", False),
+        ("m = g.mean(); p.grad.sub_(m); m = loss.item(); print(m)", False),
+        ("m = g.mean(); print(m)", True),
+        ("m = g.abs().max().item(); print('largest', m)", True),
+        ("print(f'{g.mean():.3f}')", True),
+        ("print('%.3f' % g.std().item())", True),
+        ("logger.info(max(p.grad.abs().max().item() for p in model.parameters()))", True),
+        ("writer.add_scalar('mean', g.mean(), 0)", True),
+        ("kept.append(g.abs().mean().item())", True),
+        ("kept.append(g.abs().mean())", False),
+    ],
+)
+def test_a_statistic_of_scaled_gradients_is_told_where_it_is_shown(tmp_path: Path, taken: str, told: bool):
+    assert rules(tmp_path, STATISTIC.format(taken=taken)) == ["scaled-gradients-read"] * told
 
 
 MADE_IN = """

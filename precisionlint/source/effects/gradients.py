@@ -21,8 +21,8 @@ from precisionlint.source.effects.common import (
     result,
     when,
 )
-from precisionlint.source.effects.copies import write_parameters, written_with
-from precisionlint.source.effects.unread import call_unknown, emit_clip, only_tested, read_grads
+from precisionlint.source.effects.copies import copy_and_dtype, write_parameters, written_with
+from precisionlint.source.effects.unread import call_unknown, emit_clip, goes_out, read_grads
 from precisionlint.source.evaluate import element_of
 from precisionlint.source.objects import COPY, PARAMETER, dtype_of, model_weights, weight_path, weights_of
 from precisionlint.source.operators import divisor
@@ -58,11 +58,12 @@ NORM_CALLS = frozenset(
 
 
 STATISTICS = frozenset({"mean", "std", "var", "max", "min", "amax", "median", "quantile"})
-"""What is taken of gradients to be shown, if it is not taken to be tested."""
+"""What is taken of gradients to be shown, and as often for arithmetic with them, where the scale is in both."""
 
 
 def attribute_set(it: Interpreter, state: State, obj: Value, target: p.Attr, value: Value, at: Any) -> bool:
     """``obj.name = value`` where that is an event of its own; False where it only stores an attribute."""
+    replaced(it, state, obj, target.name, value, at)
     if PARAMETER in state.heap.get(obj, {}) and target.name == "requires_grad":
         obj = Tensors("param", weights_of(it, state, obj))
     if isinstance(obj, Sym) and target.name == "grad":
@@ -92,6 +93,24 @@ def attribute_set(it: Interpreter, state: State, obj: Value, target: p.Attr, val
         setting(it, state, f"{obj.name}.{target.name}", value, at)
         return True
     return False
+
+
+def replaced(it: Interpreter, state: State, obj: Value, name: str, value: Value, at: Any) -> None:
+    """A tensor that is a weight of its own gets other data, or a module another parameter in its place: half no longer, unless that is."""
+    own = state.heap.get(obj, {})
+    data = name == "data" and (PARAMETER in own or COPY in own)
+    old = obj if data else own.get(name)
+    if old is None or old == value or not (data or PARAMETER in state.heap.get(old, {})):
+        return
+    dtype = copy_and_dtype(state, value)[1] or "unknown"
+    if data and dtype in ("float16", "bfloat16"):
+        return
+    how = f"other data in {dtype}" if data else "another parameter in its place"
+    weights = weights_of(it, state, old)
+    if weights is not None:
+        it.emit(state, WeightsTake(it.where(state, at), when(state), weights, dtype, how))
+    if COPY in own and data:
+        state.attributes(obj)["dtype"] = External(f"torch.{dtype}")
 
 
 def scale_grads(
@@ -198,7 +217,9 @@ def touch_grads(it: Interpreter, state: State, instr: p.Call, callee: External, 
         scale_grads(it, state, instr.at, grads, replace(flow, factor=wanted), f"torch.{last}", divided)
     elif last == "_amp_foreach_non_finite_check_and_unscale_":
         scale_grads(it, state, instr.at, grads, Flow(UNSURE, None, "1/scale"), f"torch.{last}")
-    elif last in ("norm", "vector_norm", "_foreach_norm", "histc", "histogram", "var", "std"):
+    elif last in ("norm", "vector_norm", "_foreach_norm", "histc", "histogram") or (
+        last in ("var", "std") and goes_out(it, state, instr.at)
+    ):
         read_grads(it, state, instr, grads, f"torch.{last}")
     elif last in ("stack", "cat", "zeros_like", "empty_like", "clone"):
         return one(state, grads if last in ("stack", "cat", "clone") else result(it, state, instr, callee, ()))
@@ -278,7 +299,7 @@ def tensors_method(it: Interpreter, state: State, instr: p.Call, tensors: Tensor
             return one(state, replace(tensors, kind="square"))
         if name in ("norm", "histc") or (name in ("square", "pow") and isinstance(tensors.flow.scaled, Named)):
             read_grads(it, state, instr, tensors, f".grad.{name}" if name != "square" else "a squared norm")
-        elif name in STATISTICS and not only_tested(it, state, instr.at):
+        elif name in STATISTICS and goes_out(it, state, instr.at):
             read_grads(it, state, instr, tensors, f".grad.{name}")
         if name in ("sum", "mean", "sqrt", "square", "pow", "norm"):
             return one(state, result(it, state, instr, Method(tensors, name), ()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from precisionlint.events import Driven, Grads, Lost, Named, Weights, Written
@@ -169,8 +169,26 @@ def is_infinite(value: Value | None) -> bool:
     return isinstance(value, External) and value.name in ("math.inf", "torch.inf", "numpy.inf", "np.inf", "numpy.Inf")
 
 
-TESTS = regex(r"^(?:is_?(?:nan|inf|finite)\w*|any|all|bool|nan_to_num)$")
-"""What asks of a number no more than whether it is one."""
+SHOWS = regex(r"^(?:print|pprint|log|log_\w+|info|debug|warn|warning|error|add_scalars?|add_histogram)$")
+"""What tells whoever runs the program a number."""
+HANDS_ON = regex(
+    r"^(?:item|tolist|numpy|detach|cpu|float|double|str|repr|format|round|max|min|sum|sorted|list|tuple|dict)$"
+)
+"""What gives a number on as it is, or one of several."""
+COMPUTES = frozenset({"torch", "math", "np", "numpy", "F", "functional"})
+"""Whose ``log`` is a logarithm."""
+KEEPS_NUMBER = (
+    ast.Attribute,
+    ast.keyword,
+    ast.Dict,
+    ast.List,
+    ast.Tuple,
+    ast.Starred,
+    ast.ListComp,
+    ast.GeneratorExp,
+    ast.DictComp,
+)
+"""Syntax around a number that leaves it what it is."""
 DIVIDED = regex(r"/=?\s*\(?[\w.]*(?:get_scale\(\)|scale\b|scaler?_value)|\*=?\s*\(?[\w.]*inv\w*_?scale", re.I)
 
 
@@ -229,26 +247,54 @@ def only_normalises(it: Interpreter, state: State, call: Any) -> bool:
     return id(call) in divides or (not read.isdisjoint(divides) and read <= divides | tested)
 
 
-def only_tested(it: Interpreter, state: State, call: Any) -> bool:
-    """Whether a number taken of gradients is only asked whether it is zero, finite or above a limit."""
+def goes_out(it: Interpreter, state: State, call: Any) -> bool:
+    """Whether a number taken of gradients is shown as it is: printed, logged, written into a text, or kept as a plain number in a list.
+
+    Most are taken for arithmetic with the same gradients, which is right at any scale: ``p.grad.sub_(p.grad.mean())``."""
     nodes = [node for each in scope_at(it, state) for node in walk(each)]
-    asked = [node.test for node in nodes if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Assert))]
-    asked += [node for node in nodes if isinstance(node, ast.Compare)]
-    asked += [node for node in nodes if isinstance(node, ast.Call) and TESTS.search(last_name(node.func))]
-    tested = {id(inner) for each in asked for inner in walk(each)}
-    if id(call) in tested:
+    above = {id(child): node for node in nodes for child in ast.iter_child_nodes(node)}
+    if is_shown(call, above):
         return True
-    names = {
-        target.id
-        for node in nodes
-        if isinstance(node, ast.Assign) and any(inner is call for inner in walk(node.value))
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    loads = [
-        node for node in nodes if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load)
-    ]
-    return bool(loads) and all(id(node) in tested for node in loads)
+    kept = [node for node in nodes if isinstance(node, ast.Assign) and handed_on(node.value, call, above)]
+    names = {target.id for node in kept for target in node.targets if isinstance(target, ast.Name)}
+    uses = [node for node in nodes if isinstance(node, ast.Name) and node.id in names]
+    stored = [node.id for node in uses if isinstance(node.ctx, ast.Store)]
+    return len(stored) == len(names) and any(is_shown(node, above) for node in uses if isinstance(node.ctx, ast.Load))
+
+
+def handed_on(value: ast.expr, call: Any, above: Mapping[int, ast.AST]) -> bool:
+    """Whether an expression is a number that is taken by a call, or its like."""
+    node: ast.AST | None = call
+    while node is not None and node is not value:
+        node = above.get(id(node))
+        if not (
+            isinstance(node, ast.Attribute) or (isinstance(node, ast.Call) and HANDS_ON.search(last_name(node.func)))
+        ):
+            return False
+    return node is value
+
+
+def is_shown(number: ast.AST, above: Mapping[int, ast.AST]) -> bool:
+    """Whether a number reaches what shows it, with no arithmetic and no test between."""
+    node, plain = number, False
+    while (parent := above.get(id(node))) is not None:
+        if isinstance(parent, ast.FormattedValue):
+            return True
+        if isinstance(parent, ast.Call):
+            name = last_name(parent.func)
+            given = node is not parent.func and COMPUTES.isdisjoint(ast.unparse(parent.func).split("."))
+            if given and (SHOWS.search(name) or (plain and name == "append")):
+                return True
+            if not HANDS_ON.search(name):
+                return False
+            plain = plain or name in ("item", "tolist", "float")
+        elif isinstance(parent, ast.BinOp):
+            if not (isinstance(parent.op, ast.Mod) and isinstance(parent.left, ast.Constant)):  # "%f" % number
+                return False
+        elif not isinstance(parent, KEEPS_NUMBER):
+            return False
+        node = parent
+    return False
 
 
 def takes_norm_of_gradients(nodes: list[ast.AST], names: Set[str]) -> bool:
