@@ -64,6 +64,66 @@ def test_a_clip_over_what_is_unscaled_or_has_no_gradients(tmp_path: Path) -> Non
     assert found(tmp_path / "a.py", TWO.format(frozen=frozen, unscaled=unscaled, clipped=ALL[0])) == []
 
 
+PROBE = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.set_float32_matmul_precision("high")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 10)
+
+
+def train(loader):
+    model = Net().to("cuda")
+    opt_body = torch.optim.SGD(model.body.parameters(), lr=0.1)
+    opt_head = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader:
+        opt_head.zero_grad()
+        opt_body.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            with torch.{body}():
+                h = model.body(x)
+            loss = F.mse_loss(model.head(h), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(opt_head)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(opt_head)
+        {then}
+        scaler.update()
+"""
+ANEW = """{between}
+        with torch.autocast("cuda", dtype=torch.float16):
+            other = F.mse_loss(model.body(x), y)
+        scaler.scale(other).backward()
+        scaler.step(opt_body)"""
+
+
+@pytest.mark.parametrize(
+    ("body", "then", "told"),
+    [
+        ("enable_grad", "scaler.step(opt_body)", "certain"),
+        ("no_grad", "pass", "possible"),  # a probe: the body has no gradients
+        ("no_grad", ANEW.format(between="opt_body.zero_grad()"), "possible"),
+        ("no_grad", ANEW.format(between="pass"), "possible"),
+    ],
+)
+def test_a_clip_over_weights_that_the_backward_may_not_have_reached(
+    tmp_path: Path, body: str, then: str, told: str
+) -> None:
+    file = tmp_path / "a.py"
+    hits = found(file, PROBE.format(body=body, then=then))
+    assert [(rule, how) for rule, how, _ in hits] == ([("clip-before-unscale", told)] if told == "certain" else [])
+    shown = check([str(file)], select=["clip-before-unscale"], min_confidence="possible").findings
+    assert [(each.confidence, "gradients of 'opt_body'" in each.message) for each in shown] == [(told, True)]
+
+
 def test_the_fix_unscales_those_of_the_other(tmp_path: Path) -> None:
     from precisionlint.cli import main
 

@@ -17,8 +17,18 @@ from precisionlint.checks.own_scales import (
     is_scale,
     never_divided,
 )
-from precisionlint.checks.scale_ledger import AUTOMATON, owned, seen
-from precisionlint.checks.scale_records import Ledger, Own, Pending, Progress
+from precisionlint.checks.scale_ledger import (
+    AUTOMATON,
+    left_scaled,
+    optimizer_of,
+    owned,
+    pending_over,
+    perhaps_plain,
+    seen,
+    still_scaled,
+    unscaled_others,
+)
+from precisionlint.checks.scale_records import Ledger, Left, Own, Pending, Progress
 from precisionlint.events import (
     Backward,
     Closed,
@@ -28,13 +38,18 @@ from precisionlint.events import (
     Named,
     Step,
     Update,
-    Weights,
     overlap,
 )
 from precisionlint.findings import Confidence
 
 ALWAYS_BITES = "the threshold meets a norm 65536 times too large (the scale's default), so it always bites"
 TOO_LARGE = "the number is as many times too large as the scale is"
+BITES = {
+    True: "so it always bites; Adam divides the constant out again, until its eps no longer is small against what is left",
+    False: "so it always bites and the update shrinks by as much",
+    None: "so it always bites: SGD's update shrinks by as much, Adam's by its eps alone",
+}
+"""What comes of a clip of scaled gradients, by whether the optimizer divides a constant factor out again."""
 ADAPTIVE = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Rprop", "LAMB", "Lion", "NovoGrad")
 
 FAMILY = Family(AUTOMATON)
@@ -43,51 +58,10 @@ FAMILY = Family(AUTOMATON)
 # -- what the rules share
 
 
-def still_scaled(ledger: Ledger, weights: Weights | None) -> Pending | None:
-    """The scaled backward whose gradients these still are, as far as can be known."""
-    if any(overlap(c.weights, weights) is not False for c in ledger.clean):
-        return None
-    return pending_over(ledger, weights)
-
-
-def left_scaled(ledger: Ledger, weights: Weights | None) -> tuple[Own, Pending] | None:
-    """An optimizer of which these gradients hold some that are scaled still, where those of another have been unscaled."""
-    for own in sorted(ledger.owns, key=lambda one: one.optimizer.name):
-        mine = overlap(own.weights, weights) is True
-        if mine and all(overlap(c.weights, own.weights) is False for c in ledger.clean):
-            pending = pending_over(ledger, own.weights)
-            if pending is not None:
-                return own, pending
-    return None
-
-
-def pending_over(ledger: Ledger, weights: Weights | None) -> Pending | None:
-    """The scaled backward that may have reached these weights, the first by name."""
-    reached = (p for p in ledger.pending if overlap(p.weights, weights) is not False)
-    return min(reached, key=lambda p: p.scaler.name, default=None)
-
-
-def optimizer_of(ledger: Ledger, weights: Weights | None) -> Own | None:
-    """The optimizer that these gradients belong to: the one over these weights, or the only one there is."""
-    if weights is not None:
-        found = [o for o in ledger.owns if overlap(o.weights, weights)]
-        if len(found) == 1:
-            return found[0]
-    return next(iter(ledger.owns)) if len(ledger.owns) == 1 else None
-
-
 def adaptive(owns: Iterable[Own]) -> bool | None:
     """Whether an optimizer, one of these, divides a constant factor out again; None where that depends on which."""
     kinds = {any(word in own.cls for word in ADAPTIVE) for own in owns}
     return kinds.pop() if len(kinds) == 1 else None
-
-
-def unscaled_others(ledger: Ledger, scaler: Named, own: Own | None) -> list[Progress]:
-    """The optimizers whose gradients a scaler has unscaled since its last update, another one's among them."""
-    found = [p for p in ledger.progress if p.scaler == scaler and p.phase == "unscaled" and not p.dropped]
-    return sorted(
-        (p for p in found if own is not None and p.optimizer != own.optimizer), key=lambda p: p.optimizer.name
-    )
 
 
 def trace(pending: Pending, *more: Seen) -> tuple[Seen, ...]:
@@ -149,6 +123,9 @@ def unscaled(event: Grads) -> Iterator[Evidence]:
 def clip_before_unscale(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
     if isinstance(event, Step):
         yield from never_unscaled(ledger, event, "clip-before-unscale", "clip", "sees", ALWAYS_BITES)
+        for left in ledger.left:
+            if (left.pending.scaler, left.own.optimizer) == (event.via, event.optimizer):
+                yield clipped_scaled(left, seen(event, f"'{event.optimizer.name}' steps with them"))
         return
     yield from unscaled(event)
     yield from unscaled_later(ledger, event, "clip-before-unscale", "clip", "sees", ALWAYS_BITES)
@@ -156,35 +133,44 @@ def clip_before_unscale(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
     if event.how != "clip" or event.factor == "scale":
         return
     pending = still_scaled(ledger, event.weights)
-    own = optimizer_of(ledger, event.weights)
-    left = left_scaled(ledger, event.weights) if pending is None else None
-    if left is not None:
-        own, pending = left
-    whose = f" of '{own.optimizer.name}'" if own is not None and own.optimizer.name else ""
-    consequence = {
-        True: "so it always bites; Adam divides the constant out again, until its eps no longer is small against what is left",
-        False: "so it always bites and the update shrinks by as much",
-        None: "so it always bites: SGD's update shrinks by as much, Adam's by its eps alone",
-    }[adaptive(ledger.owns if own is None else [own])]
-    if pending is None:
-        yield from clipped_before_division(ledger, event, consequence)
+    if pending is not None:
+        own = optimizer_of(ledger, event.weights)
+        other = next(iter(unscaled_others(ledger, pending.scaler, own)), None)
+        hit = scaled_at_clip(event, own, pending, other, adapts=adaptive(ledger.owns if own is None else [own]))
+        yield replace(hit, confidence="possible") if perhaps_plain(ledger, event, pending) else hit
         return
-    other = next((p for p in unscaled_others(ledger, pending.scaler, own)), None)
-    how_large = (
-        "as many times too large as that is"
-        if by_hand(pending.scaler)
-        else "65536 times too large (the scale's default)"
-    )
-    instead = f"; '{pending.scaler.name}' has unscaled those of '{other.optimizer.name}'" if other is not None else ""
-    yield Hit(
+    lefts = list(left_scaled(ledger, event))
+    for left in lefts:
+        hit = clipped_scaled(left)
+        yield hit if left.reached else replace(hit, confidence="possible")
+    if not lefts:
+        own = optimizer_of(ledger, event.weights)
+        adapts = adaptive(ledger.owns if own is None else [own])
+        yield from clipped_before_division(ledger, event, BITES[adapts])
+
+
+def clipped_scaled(left: Left, *more: Seen) -> Hit:
+    """A clip over the weights of several optimizers, of which only those of others have been unscaled."""
+    hit = scaled_at_clip(left.clip, left.own, left.pending, left.other, *more, adapts=adaptive([left.own]))
+    return replace(hit, unless=frozen(left.own.weights or frozenset()))
+
+
+def scaled_at_clip(
+    event: Grads, own: Own | None, pending: Pending, other: Progress | None, *more: Seen, adapts: bool | None
+) -> Hit:
+    """A clip that meets scaled gradients, those of ``own`` where that is known; ``other``: whose the scaler has unscaled."""
+    scaler = pending.scaler
+    whose = f" of '{own.optimizer.name}'" if own is not None and own.optimizer.name else ""
+    how_large = f"'{scaler.name}' times too large" if by_hand(scaler) else "65536 times too large (the scale's default)"
+    instead = f"; '{scaler.name}' has unscaled those of '{other.optimizer.name}'" if other is not None else ""
+    before = [other.seen] if other is not None else []
+    return Hit(
         "clip-before-unscale",
         event.at,
-        f"{event.api} sees gradients{whose} still scaled by '{pending.scaler.name}': its threshold meets a norm {how_large}, "
-        f"{consequence}{instead}",
-        trace(pending, *([other.seen] if other is not None else []), seen(event, "clipped here, not unscaled since")),
-        needs=hand_needs(pending.scaler),
-        unless=frozen(own.weights) if left is not None and own is not None and own.weights is not None else (),
-        fix=unscaled_first(event, pending.scaler, own),
+        f"{event.api} sees gradients{whose} still scaled by '{scaler.name}': its threshold meets a norm {how_large}, {BITES[adapts]}{instead}",
+        trace(pending, *before, seen(event, "clipped here, not unscaled since"), *more),
+        needs=hand_needs(scaler),
+        fix=unscaled_first(event, scaler, own),
     )
 
 

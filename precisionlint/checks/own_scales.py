@@ -8,7 +8,7 @@ from typing import Any
 from precisionlint.checks.base import Evidence, Hit
 from precisionlint.checks.scale_ledger import seen
 from precisionlint.checks.scale_records import Ledger, Pending
-from precisionlint.events import Grads, Named, Step
+from precisionlint.events import Grads, Named, Step, overlap
 
 A_SCALER = "a scaler"
 """The fact that a program makes or uses a scaler."""
@@ -55,12 +55,16 @@ def clipped_before_division(ledger: Ledger, event: Grads, consequence: str) -> I
     times = ledger.times
     if times is None or (number_of(times.scaler) or 0) < LEAST:
         return
+    reached = overlap(times.weights, event.weights)
+    if reached is False:
+        return
     yield Hit(
         "clip-before-unscale",
         event.at,
         f"{event.api} sees gradients of a loss that was multiplied by {times.scaler.name}, and that are divided by it only afterwards: its "
         f"threshold meets a norm {times.scaler.name} times too large, {consequence}",
         (times.backward, seen(event, "clipped here, not divided since")),
+        confidence="possible" if times.joined and not reached else "certain",
         needs=(taken_out(times.scaler),),
     )
 

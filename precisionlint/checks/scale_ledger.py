@@ -5,6 +5,7 @@ The ledger keeps, for every scaler, whose gradients stand scaled and how far eac
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from precisionlint.checks.scale_records import (
     Clean,
     Half,
     Ledger,
+    Left,
     Made,
     Own,
     Pending,
@@ -65,20 +67,15 @@ def advance(ledger: Ledger, event: Event) -> Ledger:
 def after_backward(ledger: Ledger, event: Backward) -> Ledger:
     if any(w.guess for w in ledger.waiting):
         ledger = replace(ledger, waiting=frozenset(w for w in ledger.waiting if not w.guess))
+    if ledger.left:  # what they step with next may be of this loss
+        still = (one for one in ledger.left if overlap(event.weights, one.own.weights) is False)
+        ledger = replace(ledger, left=frozenset(still))
     if event.scale is None:
         return replace(ledger, unknown=True)
     scaler = event.scale.value
     if scaler is None:
         here = seen(event, "backward of a loss that nothing scaled")
-        times = ledger.times
-        if event.times is not None:
-            times = Pending(
-                event.times,
-                seen(event, f"backward of a loss times {event.times.name}"),
-                None,
-                event.weights,
-                event.only and under_fp16(event),
-            )
+        times = after_times(ledger, event)
         fp16 = event if fp16_unscaled(event) else ledger.fp16
         return replace(ledger, plain=here, is_plain=True, fp16=fp16, times=times)
     here = seen(event, f"backward: gradients carry the scale of '{scaler.name}'")
@@ -100,6 +97,16 @@ def after_backward(ledger: Ledger, event: Backward) -> Ledger:
     return replace(ledger, pending=pending, clean=clean, waiting=waiting, progress=progress)
 
 
+def after_times(ledger: Ledger, event: Backward) -> Pending | None:
+    """The gradients of a loss that was multiplied by a number, after a backward that no scaler has scaled."""
+    times = ledger.times
+    if event.times is None:
+        return None if times is None else replace(times, joined=True)
+    alone = not ledger.is_plain if times is None else times.scaler == event.times and not times.joined
+    here = seen(event, f"backward of a loss times {event.times.name}")
+    return Pending(event.times, here, None, event.weights, event.only and under_fp16(event), not alone)
+
+
 def fp16_unscaled(event: Backward) -> bool:
     """Whether a loss that was computed under fp16 autocast of a GPU runs backward as it is."""
     return event.scale == Known(None) and under_fp16(event)
@@ -119,6 +126,9 @@ def after_grads(ledger: Ledger, event: Grads) -> Ledger:
         return replace(ledger, touched=ledger.touched | {Touched(event.weights, event.how, event.api, here)})
     if ledger.touched and event.how in ("unscale", "mul"):
         ledger = replace(ledger, touched=frozenset())
+    if event.how == "clip":
+        left = ledger.left.union(unsure(ledger, event))
+        return replace(ledger, left=left) if len(left) > len(ledger.left) else ledger
     if event.how == "unscale" and event.scaler is not None and event.optimizer is not None:
         here = seen(event, f"'{event.scaler.name}' unscales the gradients of '{event.optimizer.name}'")
         others = frozenset(p for p in ledger.progress if (p.scaler, p.optimizer) != (event.scaler, event.optimizer))
@@ -154,6 +164,63 @@ def nothing_known(ledger: Ledger) -> bool:
     return not (under_way or ledger.is_plain or ledger.unknown or ledger.window)
 
 
+def still_scaled(ledger: Ledger, weights: Weights | None) -> Pending | None:
+    """The scaled backward whose gradients these still are, as far as can be known."""
+    if any(overlap(c.weights, weights) is not False for c in ledger.clean):
+        return None
+    return pending_over(ledger, weights)
+
+
+def pending_over(ledger: Ledger, weights: Weights | None) -> Pending | None:
+    """The scaled backward that may have reached these weights, the first by name."""
+    reached = (p for p in ledger.pending if overlap(p.weights, weights) is not False)
+    return min(reached, key=lambda p: p.scaler.name, default=None)
+
+
+def unscaled_others(ledger: Ledger, scaler: Named, own: Own | None) -> list[Progress]:
+    """The optimizers whose gradients a scaler has unscaled since its last update, another one's among them."""
+    found = [p for p in ledger.progress if p.scaler == scaler and p.phase == "unscaled" and not p.dropped]
+    return sorted(
+        (p for p in found if own is not None and p.optimizer != own.optimizer), key=lambda p: p.optimizer.name
+    )
+
+
+def left_scaled(ledger: Ledger, event: Grads) -> Iterator[Left]:
+    """The optimizers of which a clip meets gradients that are scaled still, where those of another have been unscaled."""
+    if event.how != "clip" or event.factor == "scale" or still_scaled(ledger, event.weights) is not None:
+        return
+    for own in sorted(ledger.owns, key=lambda one: one.optimizer.name):
+        mine = overlap(own.weights, event.weights) is True
+        if mine and all(overlap(c.weights, own.weights) is False for c in ledger.clean):
+            pending = pending_over(ledger, own.weights)
+            if pending is not None:
+                yield Left(own, pending, event, next(iter(unscaled_others(ledger, pending.scaler, own)), None))
+
+
+def optimizer_of(ledger: Ledger, weights: Weights | None) -> Own | None:
+    """The optimizer that these gradients belong to: the one over these weights, or the only one there is."""
+    if weights is not None:
+        found = [o for o in ledger.owns if overlap(o.weights, weights)]
+        if len(found) == 1:
+            return found[0]
+    return next(iter(ledger.owns)) if len(ledger.owns) == 1 else None
+
+
+def unsure(ledger: Ledger, event: Grads) -> Iterator[Left]:
+    """The optimizers of which a clip may meet scaled gradients: that they have any, or any of the loss that was scaled, a step through the
+    scaler shows."""
+    yield from (one for one in left_scaled(ledger, event) if not one.reached)
+    pending, own = still_scaled(ledger, event.weights), optimizer_of(ledger, event.weights)
+    if pending is not None and own is not None and perhaps_plain(ledger, event, pending):
+        yield Left(own, pending, event, next(iter(unscaled_others(ledger, pending.scaler, own)), None))
+
+
+def perhaps_plain(ledger: Ledger, event: Grads, pending: Pending) -> bool:
+    """Whether, of several optimizers, these may be the gradients of a loss that nothing scaled."""
+    reached = len(ledger.owns) == 1 or overlap(pending.weights, event.weights) is True
+    return ledger.is_plain and not reached
+
+
 def owned(ledger: Ledger, optimizer: Named) -> Weights | None:
     return next((own.weights for own in ledger.owns if own.optimizer == optimizer), None)
 
@@ -162,7 +229,8 @@ def after_step(ledger: Ledger, event: Step) -> Ledger:
     here = seen(event, f"'{event.optimizer.name}' steps")
     clean = frozenset(c for c in ledger.clean if c.optimizer != event.optimizer)
     clean |= {Clean(event.optimizer, owned(ledger, event.optimizer), True, False, here)}
-    ledger = replace(ledger, clean=clean)
+    left = frozenset(one for one in ledger.left if one.own.optimizer != event.optimizer)
+    ledger = replace(ledger, clean=clean, left=left)
     if event.via is None:
         return replace(ledger, plain=None, is_plain=False, fp16=None, times=None, partial=frozenset())
     here = seen(event, f"'{event.via.name}' steps '{event.optimizer.name}'")
@@ -195,8 +263,9 @@ def after_update(ledger: Ledger, event: Update) -> Ledger:
     progress = frozenset(p for p in ledger.progress if p.scaler != event.scaler)
     moved_on = ledger.moved_on | {event.scaler} if event.read and stepped else ledger.moved_on
     hidden = ledger.hidden - {event.scaler}
+    left = frozenset(one for one in ledger.left if one.pending.scaler != event.scaler)
     return replace(
-        ledger, waiting=waiting, pending=pending, progress=progress, moved_on=moved_on, hidden=hidden
+        ledger, waiting=waiting, pending=pending, progress=progress, moved_on=moved_on, hidden=hidden, left=left
     )  # fmt: skip
 
 
@@ -224,6 +293,7 @@ def after_zero(ledger: Ledger, event: ZeroGrad) -> Ledger:
         replace(p, dropped=True) if meant(p.optimizer, owned(ledger, p.optimizer)) else p for p in ledger.progress
     )
     pending = frozenset(p for p in ledger.pending if overlap(p.weights, event.weights) is False)
+    left = frozenset(one for one in ledger.left if not meant(one.own.optimizer, one.own.weights))
     hidden: frozenset[Named] = frozenset()
     if event.optimizer is not None or event.weights is not None:
         unsure = (p.scaler for p in ledger.pending - pending if overlap(p.weights, event.weights) is None)
@@ -233,7 +303,7 @@ def after_zero(ledger: Ledger, event: ZeroGrad) -> Ledger:
         waiting = frozenset(replace(w, stepped=w.stepped | {event.optimizer}) for w in ledger.waiting)
     return replace(
         ledger, clean=clean, progress=progress, pending=pending, plain=None, is_plain=False, fp16=None, times=None, unknown=False,
-        waiting=waiting, partial=frozenset(), hidden=hidden,
+        waiting=waiting, partial=frozenset(), hidden=hidden, left=left,
     )  # fmt: skip
 
 
@@ -259,6 +329,7 @@ def after_made(ledger: Ledger, event: ScalerMade) -> Ledger:
         made=made | {Made(event.scaler, event.cls, frozenset(), here, before)},
         progress=frozenset(p for p in ledger.progress if p.scaler != event.scaler),
         pending=frozenset(p for p in ledger.pending if p.scaler != event.scaler),
+        left=frozenset(one for one in ledger.left if one.pending.scaler != event.scaler),
     )
 
 
@@ -272,6 +343,7 @@ def after_owns(ledger: Ledger, event: Owns) -> Ledger:
         owns=owns | {Own(event.optimizer, event.weights, event.cls, ("fused", True) in event.settings, here)},
         made=made,
         pending=frozenset(),
+        left=frozenset(),
         plain=None,
         is_plain=False,
         fp16=None,
@@ -287,6 +359,7 @@ def after_lost(ledger: Ledger, event: Lost) -> Ledger:
         progress=frozenset(p for p in ledger.progress if p.scaler.id != event.object),
         waiting=frozenset(w for w in ledger.waiting if w.scaler.id != event.object),
         clean=frozenset(),
+        left=frozenset(),
         plain=None,
         is_plain=False,
         fp16=None,
@@ -304,6 +377,7 @@ def after_renewed(ledger: Ledger, event: Renewed) -> Ledger:
         made=frozenset(replace(m, stepped=kept(m.stepped), before=kept(m.before)) for m in ledger.made),
         progress=frozenset(p for p in ledger.progress if event.object not in (p.optimizer.id, p.scaler.id)),
         pending=frozenset(p for p in ledger.pending if p.scaler.id != event.object),
+        left=frozenset(one for one in ledger.left if event.object not in (one.own.optimizer.id, one.pending.scaler.id)),
         waiting=frozenset(
             w if w.left else replace(w, stepped=kept(w.stepped), renewed=w.renewed or kept(w.stepped) != w.stepped)
             for w in ledger.waiting

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from precisionlint.checks.base import Seen
-from precisionlint.events import Backward, Named, WeightPath, Weights
+from precisionlint.events import Backward, Grads, Named, WeightPath, Weights, overlap
 from precisionlint.records import Record
 
 
 class Pending(Record, frozen=True, eq=False):
     """Gradients that stand scaled by a scaler, since that backward; of which weights, where that is known. ``fixed``: by a number that the
-    program gives, and for want of anything else that would scale a loss which fp16 autocast computed."""
+    program gives, and for want of anything else that would scale a loss which fp16 autocast computed. ``joined``: another loss
+    has run backward beside this one, perhaps of other weights."""
 
     aside: ClassVar[tuple[str, ...]] = ("backward", "scaled")
 
@@ -20,6 +21,7 @@ class Pending(Record, frozen=True, eq=False):
     scaled: Seen | None
     weights: Weights | None = None
     fixed: bool = False
+    joined: bool = False
 
 
 class Progress(Record, frozen=True, eq=False):
@@ -102,6 +104,22 @@ class Own(Record, frozen=True, eq=False):
     seen: Seen
 
 
+class Left(Record, frozen=True, eq=False):
+    """Gradients of an optimizer that a clip met as a scaled backward left them, if it did; those of ``other`` had been unscaled."""
+
+    aside: ClassVar[tuple[str, ...]] = ("clip", "other")
+
+    own: Own
+    pending: Pending
+    clip: Grads
+    other: Progress | None
+
+    @property
+    def reached(self) -> bool:
+        """Whether that backward is known to have reached its weights: it may have gone through other parts of the model alone."""
+        return overlap(self.pending.weights, self.own.weights) is True
+
+
 class Half(Record, frozen=True, eq=False):
     """Weights in fp16, and where they became so."""
 
@@ -126,7 +144,7 @@ class Ledger(Record, frozen=True, eq=False):
     nothing done to them since; ``times``: gradients of such a loss, in fp16 or not, that was multiplied by a number. ``window``: of a step
     that is measured; what stood before it is not known, and nobody's to guess. ``used``: scalers that came from outside and have stepped;
     ``moved_on``: those that were updated since they scaled a loss, and ``stale``: where their scale was read since. ``hidden``: scalers of
-    gradients that may have been set to zero, and may stand as they were."""
+    gradients that may have been set to zero, and may stand as they were. ``left``: what a clip may have met scaled, until a step tells."""
 
     aside: ClassVar[tuple[str, ...]] = ("plain", "fp16")
 
@@ -152,3 +170,4 @@ class Ledger(Record, frozen=True, eq=False):
     stale: frozenset[tuple[Named, Any]] = frozenset()
     hidden: frozenset[Named] = frozenset()
     times: Pending | None = None
+    left: frozenset[Left] = frozenset()
