@@ -73,6 +73,15 @@ def made(statement: ast.stmt) -> Iterator[str]:
                 yield alias.asname or alias.name.partition(".")[0]
 
 
+def handed_on(tree: ast.AST) -> frozenset[str]:
+    """The variables that are set once and do nothing but hand on what they hold, as ``**options``: nothing changes them in between."""
+    names = [node for node in walk(tree) if isinstance(node, ast.Name)]
+    handed = {id(node.value) for node in walk(tree) if isinstance(node, ast.keyword) and node.arg is None}
+    stores = [node.id for node in names if isinstance(node.ctx, ast.Store)]
+    touched = {node.id for node in names if not isinstance(node.ctx, ast.Store) and id(node) not in handed}
+    return frozenset(name for name in stores if stores.count(name) == 1 and name not in touched)
+
+
 class Source(Struct, eq=False, dict=True):
     """A file of the project and the names of its top level."""
 
@@ -83,6 +92,11 @@ class Source(Struct, eq=False, dict=True):
     @cached_property
     def text(self) -> str:
         return self.file.data.decode(errors="replace")
+
+    @cached_property
+    def spread(self) -> frozenset[str]:
+        """See ``handed_on``: of the whole file."""
+        return handed_on(self.file.syntax)
 
     @cached_property
     def numpy(self) -> bool:
@@ -124,12 +138,8 @@ class Function(Struct, eq=False, dict=True):
 
     @cached_property
     def spread(self) -> frozenset[str]:
-        """The variables that are set once and do nothing but hand on what they hold, as ``**options``: nothing changes them in between."""
-        names = [node for node in walk(self.node) if isinstance(node, ast.Name)]
-        handed = {id(node.value) for node in walk(self.node) if isinstance(node, ast.keyword) and node.arg is None}
-        stores = [node.id for node in names if isinstance(node.ctx, ast.Store)]
-        touched = {node.id for node in names if not isinstance(node.ctx, ast.Store) and id(node) not in handed}
-        return frozenset(name for name in stores if stores.count(name) == 1 and name not in touched)
+        """See ``handed_on``."""
+        return handed_on(self.node)
 
     @cached_property
     def siblings(self) -> frozenset[str]:

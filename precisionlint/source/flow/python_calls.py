@@ -73,7 +73,8 @@ def builtin(frame: Frame, name: str, args: list[Value], node: ast.Call, options:
 def held(frame: Frame, node: ast.expr, spread: Value, given: Mapping[str, Value]) -> dict[str, Value]:
     """The arguments that ``**spread`` is seen to hand on, where the call does not give them by itself: those of a table that is written
     there, or by the name of one that nothing else is done with."""
-    by_name = isinstance(node, ast.Name) and frame.function is not None and node.id in frame.function.spread
+    inner = frame.function.spread if frame.function is not None else frozenset()
+    by_name = isinstance(node, ast.Name) and (node.id in inner or node.id in frame.source.spread)
     if spread.op != "dict" or not (by_name or isinstance(node, (ast.Dict, ast.Call))):
         return {}
     return {key: value for key, value in spread.ref.items() if isinstance(key, str) and key not in given}
