@@ -251,64 +251,15 @@ def builtin_sum(it: Interpreter, state: State, instr: p.Call, callee: External, 
 def tensors_method(it: Interpreter, state: State, instr: p.Call, tensors: Tensors, name: str, args: Args) -> Outcome:
     """Methods of parameters and gradients."""
     factor = argument(args, 0)
-    flow = flow_of(factor) if factor is not None else PLAIN
     if one_of_many(instr.func):
         tensors = replace(tensors, part=True)
     if tensors.kind == "grad":
-        if name in ("mul_", "div_", "mul", "div"):
-            inverse = {"scale": "1/scale", "1/scale": "scale"}
-            if name.startswith("div"):
-                flow = replace(flow, factor=inverse.get(flow.factor, flow.factor))
-            divided = divisor("/" if name.startswith("div") else "*", factor) if factor is not None else None
-            if name.endswith("_"):
-                scale_grads(it, state, instr.at, tensors, flow, f".grad.{name}", divided)
-                return one(state, tensors)
-            return one(state, replace(tensors, flow=flow, divided=divided))
-        if name in ("copy_", "set_") and factor is not None:
-            divided = factor.divided if isinstance(factor, Tensors) else None
-            scale_grads(it, state, instr.at, tensors, flow, f".grad.{name}", divided)
-            return one(state, tensors)
-        if name in ("zero_", "fill_"):
-            it.emit(
-                state, ZeroGrad(it.where(state, instr.at), when(state), None if tensors.part else tensors.weights, None)
-            )
-            return one(state, tensors)
-        if name in ("clamp_", "clip_", "clamp_max_"):
-            it.emit(
-                state, Grads(it.where(state, instr.at), when(state), tensors.weights, "clip", f".grad.{name}", "other")
-            )
-            return one(state, tensors)
-        if name in (
-            "data",
-            "detach",
-            "float",
-            "clone",
-            "to",
-            "cpu",
-            "view",
-            "flatten",
-            "reshape",
-            "type",
-            "double",
-            "half",
-            "coalesce",
-            "abs",
-        ):
-            return one(state, tensors)
-        if name in ("square", "pow") and not isinstance(tensors.flow.scaled, Named):
-            return one(state, replace(tensors, kind="square"))
-        if name in ("norm", "histc") or (name in ("square", "pow") and isinstance(tensors.flow.scaled, Named)):
-            read_grads(it, state, instr, tensors, f".grad.{name}" if name != "square" else "a squared norm")
-        elif name in STATISTICS and goes_out(it, state, instr.at):
-            read_grads(it, state, instr, tensors, f".grad.{name}")
-        if name in ("sum", "mean", "sqrt", "square", "pow", "norm"):
-            return one(state, result(it, state, instr, Method(tensors, name), ()))
-        return one(state, result(it, state, instr, Method(tensors, name), ()))
+        return gradient_method(it, state, instr, tensors, name, factor)
     if tensors.kind == "square":
-        if name in ("sum", "mean"):
-            read_grads(it, state, instr, replace(tensors, kind="grad"), f"a {name} of squares")
-            return one(state, result(it, state, instr, Method(tensors, name), ()))
-        return one(state, tensors)  # .float(), .view(…): still squares
+        if name not in ("sum", "mean"):
+            return one(state, tensors)  # .float(), .view(…): still squares
+        read_grads(it, state, instr, replace(tensors, kind="grad"), f"a {name} of squares")
+        return one(state, result(it, state, instr, Method(tensors, name), ()))
     if name in ("mul_", "lerp_", "sub_", "copy_", "set_") and tensors.kind == "param":
         write_parameters(it, state, instr, tensors, name, factor)
         return one(state, tensors)
@@ -320,17 +271,71 @@ def tensors_method(it: Interpreter, state: State, instr: p.Call, tensors: Tensor
         )
         return one(state, tensors)
     if name in ("clone", "float", "double", "half", "bfloat16", "to", "type"):
-        copied = it.site(state, instr.at, f"{receiver_text(instr)}.{name}(…)", PLAIN, ())  # other weights
-        wanted = CASTS.get(name) or next((d for _, v in args if (d := dtype_in(state, v)) is not None), None)
-        if wanted is not None:
-            state.attributes(copied)["dtype"] = External(f"torch.{wanted}")
-        state.attributes(copied)["copy of"] = tensors
-        if name == "clone" and tensors.weights is not None:  # in the dtype of the weights, as it is by then
-            root = Obj(it.here(state, instr.at), External("torch.Tensor"))
-            state.attributes(copied)[COPY] = root
-            copy = frozenset({weight_path(it, root)})
-            it.emit(state, Copied(it.where(state, instr.at), when(state), tensors.weights, copy))
-        return one(state, copied)
+        return one(state, copied_parameter(it, state, instr, tensors, name, args))
     if name in ("detach", "view", "cuda", "cpu", "data"):
         return one(state, tensors)
     return one(state, result(it, state, instr, Method(tensors, name), ()))
+
+
+SHOWN_AGAIN = frozenset(
+    {
+        "data", "detach", "float", "clone", "to", "cpu", "view", "flatten", "reshape", "type", "double", "half", "coalesce", "abs",
+    }
+)  # fmt: skip
+"""Methods that give the same gradients again, as far as their scale goes."""
+
+
+def gradient_method(
+    it: Interpreter, state: State, instr: p.Call, grads: Tensors, name: str, factor: Value | None
+) -> Outcome:
+    """A method of gradients; ``factor``: what it is given first."""
+    if name in ("mul_", "div_", "mul", "div"):
+        return multiplied_gradients(it, state, instr, grads, name, factor)
+    if name in ("copy_", "set_") and factor is not None:
+        divided = factor.divided if isinstance(factor, Tensors) else None
+        scale_grads(it, state, instr.at, grads, flow_of(factor), f".grad.{name}", divided)
+        return one(state, grads)
+    if name in ("zero_", "fill_"):
+        it.emit(state, ZeroGrad(it.where(state, instr.at), when(state), None if grads.part else grads.weights, None))
+        return one(state, grads)
+    if name in ("clamp_", "clip_", "clamp_max_"):
+        it.emit(state, Grads(it.where(state, instr.at), when(state), grads.weights, "clip", f".grad.{name}", "other"))
+        return one(state, grads)
+    if name in SHOWN_AGAIN:
+        return one(state, grads)
+    squares = name in ("square", "pow")
+    if squares and not isinstance(grads.flow.scaled, Named):
+        return one(state, replace(grads, kind="square"))
+    if squares or name in ("norm", "histc") or (name in STATISTICS and goes_out(it, state, instr.at)):
+        read_grads(it, state, instr, grads, f".grad.{name}" if name != "square" else "a squared norm")
+    return one(state, result(it, state, instr, Method(grads, name), ()))
+
+
+def multiplied_gradients(
+    it: Interpreter, state: State, instr: p.Call, grads: Tensors, name: str, factor: Value | None
+) -> Outcome:
+    """Gradients times or by something, in place or as others."""
+    flow, divides = flow_of(factor) if factor is not None else PLAIN, name.startswith("div")
+    if divides:
+        inverse = {"scale": "1/scale", "1/scale": "scale"}
+        flow = replace(flow, factor=inverse.get(flow.factor, flow.factor))
+    divided = divisor("/" if divides else "*", factor) if factor is not None else None
+    if not name.endswith("_"):
+        return one(state, replace(grads, flow=flow, divided=divided))
+    scale_grads(it, state, instr.at, grads, flow, f".grad.{name}", divided)
+    return one(state, grads)
+
+
+def copied_parameter(it: Interpreter, state: State, instr: p.Call, tensors: Tensors, name: str, args: Args) -> Value:
+    """A copy of parameters, in the dtype that it is cast to or in their own: other weights."""
+    copied = it.site(state, instr.at, f"{receiver_text(instr)}.{name}(…)", PLAIN, ())
+    wanted = CASTS.get(name) or next((d for _, v in args if (d := dtype_in(state, v)) is not None), None)
+    if wanted is not None:
+        state.attributes(copied)["dtype"] = External(f"torch.{wanted}")
+    state.attributes(copied)["copy of"] = tensors
+    if name == "clone" and tensors.weights is not None:  # in the dtype of the weights, as it is by then
+        root = Obj(it.here(state, instr.at), External("torch.Tensor"))
+        state.attributes(copied)[COPY] = root
+        copy = frozenset({weight_path(it, root)})
+        it.emit(state, Copied(it.where(state, instr.at), when(state), tensors.weights, copy))
+    return copied
