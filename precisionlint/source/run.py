@@ -159,13 +159,13 @@ class Run:
             return None
         seen = ((place_of(one.at), one.text) for one in hit.trace)
         steps = [Step(relative(where, file.display), text) for where, text in seen if where is not None]
-        branches = self.branches(file, [place, *(step.place for step in steps)])
-        if branches is None:
-            return None
         if documents.kind(file.display) == "other" and TEST_PATH.search(inside(file.path, file.project.root)):
             hit = replace(hit, confidence="possible")  # a configuration that a test runs, to see that it does
         if hit.confidence == "possible" and not self.possible:
             return None  # and nothing of the project is asked
+        branches = self.branches(file, [place, *(step.place for step in steps)])
+        if branches is None:
+            return None
         if hit.needs:
             file.project.weighed.add(file.path)
         evidence = self.evidence.setdefault(file.project.root, Evidence(file.project))
