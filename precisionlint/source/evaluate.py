@@ -6,6 +6,7 @@ scales, comparisons as conditions.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -117,15 +118,11 @@ def combine(values: Iterable[Value]) -> Flow:
 def sequence(it: Interpreter, state: State, expr: p.Sequence) -> Value:
     items: list[Value] = []
     values = [evaluate(it, state, item) for item in expr.items]
-    parameters = [value for value in values if isinstance(value, Tensors) and value.kind == "params"]
-    starred = all(isinstance(item, p.Star) for item in expr.items)
-    if (
-        starred and len(parameters) > 1 and len(parameters) == len(values)
-    ):  # [*encoder.parameters(), *decoder.parameters()]
-        together: Value = parameters[0]
-        for more in parameters[1:]:
-            together = binary(it, "+", together, more)
-        return together
+    if len(values) > 1 and all(
+        isinstance(item, p.Star) and isinstance(value, Tensors) and value.kind == "params"
+        for item, value in zip(expr.items, values, strict=True)
+    ):
+        return functools.reduce(functools.partial(binary, it, "+"), values)  # [*one.parameters(), *other.parameters()]
     for item, value in zip(expr.items, values, strict=True):
         if isinstance(item, p.Star):
             known = elements(it, state, value)

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from precisionlint.patterns import regex
 from precisionlint.source.marks import GUARDED, MARKS, Marks
-from precisionlint.source.parsing import BLOCKS, DEFINITIONS, lines_spanned, statements, walk, words_in
+from precisionlint.source.parsing import BLOCKS, DEFINITIONS, LEAVES, lines_spanned, statements, walk, words_in
 
 CLASS_OF_OTHERS = regex(r"\.([A-Z]\w*)")
 CLASS = regex(r"(?<![\w.])[A-Z]\w*")
@@ -96,7 +96,6 @@ class Outline:
 
 ASKS = Marks(":=", patterns={"if": r"if\b", "enabled": r"enabled\b"})
 """What a line must hold for an expression in it to ask or name something on its own."""
-LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -16,6 +16,7 @@ from precisionlint.source.literals import thinned
 FunctionDef = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = FunctionDef | ast.ClassDef
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 CODING = regex(rb"(?:[ \t\f]*(?:#.*)?(?:\r\n?|\n))?[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 """PEP 263: the encoding that one of the first two lines declares."""
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from precisionlint.findings import Place
 from precisionlint.recipes import UNKNOWN
-from precisionlint.source.parsing import DEFINITIONS, FunctionDef, walk
+from precisionlint.source.parsing import DEFINITIONS, LEAVES, FunctionDef, walk
 from precisionlint.subjects import File
 from precisionlint.subjects.names import last_name, spelled
 from precisionlint.subjects.stated import defaults
@@ -22,7 +22,6 @@ from precisionlint.subjects.tree import constant
 
 RUNS_TEXT = frozenset({"exec", "globals"})
 """What may set any name of a module."""
-LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 OPPOSITE: dict[type[ast.cmpop], str] = {
     ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in", ast.Lt: ">=",
     ast.LtE: ">", ast.Gt: "<=", ast.GtE: "<",
