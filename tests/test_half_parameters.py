@@ -60,6 +60,7 @@ def found(path: Path, text: str) -> list[tuple[str, str]]:
     [
         ("torch.zeros(64, 64, dtype=torch.bfloat16)", "pass", True),
         ("torch.randn(64, 64).to(torch.bfloat16)", "pass", True),
+        ("data=torch.zeros(64, 64, dtype=torch.bfloat16)", "pass", True),
         ("torch.zeros(64, 64)", "pass", False),
         ("torch.zeros(64, 64, dtype=torch.float32)", "pass", False),
         ("torch.zeros(64, 64, dtype=torch.bfloat16)", "w.requires_grad_(False)", False),

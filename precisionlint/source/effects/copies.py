@@ -242,7 +242,8 @@ def made_in(call: Any, data: Value | None) -> str | None:
     """The half dtype in which a parameter is made, by a cast or by the dtype that the call of its tensor is given."""
     if isinstance(data, Sym) and data.key[0] == "cast":
         return data.key[2] if data.key[2] in ("float16", "bfloat16") else None
-    given = call.args[0] if isinstance(call, ast.Call) and call.args else None
+    named_data = (k.value for k in call.keywords if k.arg == "data") if isinstance(call, ast.Call) else iter(())
+    given = call.args[0] if isinstance(call, ast.Call) and call.args else next(named_data, None)
     asked = next((k.value for k in given.keywords if k.arg == "dtype"), None) if isinstance(given, ast.Call) else None
     named = {"torch.bfloat16": "bfloat16", "torch.float16": "float16", "torch.half": "float16"}
     return named.get(spelled(asked)) if asked is not None else None
