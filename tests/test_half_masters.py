@@ -6,17 +6,15 @@ import pytest
 
 from precisionlint import check
 
-PROGRAM = """
+HEAD = """
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 
 def train(loader, dtype):
-    model = nn.Linear(64, 64).cuda()
-    {before}
-    masters = [{copy} for p in model.parameters()]
-    {after}
+"""
+STEPS = """
     optimizer = torch.optim.AdamW(masters, lr=1e-5)
     for x, y in loader:
         F.mse_loss(model(x), y).backward()
@@ -28,6 +26,15 @@ def train(loader, dtype):
                 p.copy_(m)
         model.zero_grad()
 """
+PROGRAM = (
+    HEAD
+    + """    model = nn.Linear(64, 64).cuda()
+    {before}
+    masters = [{copy} for p in model.parameters()]
+    {after}
+"""
+    + STEPS
+)
 HALF = "model.bfloat16()"
 
 
@@ -51,30 +58,17 @@ def test_masters_in_half(tmp_path: Path, copy: str, before: str, after: str, tol
     assert found == [("bf16-only-weights", "certain")] * told
 
 
-LOOPED = """
-import torch
-import torch.nn.functional as F
-from torch import nn
-
-
-def train(loader, dtype):
-    model = nn.Linear(64, 64).cuda().bfloat16()
+LOOPED = (
+    HEAD
+    + """    model = nn.Linear(64, 64).cuda().bfloat16()
     masters = []
     for p in model.parameters():
         m = p.detach().clone()
         {then}
         masters.append(m)
-    optimizer = torch.optim.AdamW(masters, lr=1e-5)
-    for x, y in loader:
-        F.mse_loss(model(x), y).backward()
-        for m, p in zip(masters, model.parameters()):
-            m.grad = p.grad.to(m.dtype)
-        optimizer.step()
-        with torch.no_grad():
-            for m, p in zip(masters, model.parameters()):
-                p.copy_(m)
-        model.zero_grad()
 """
+    + STEPS
+)
 
 
 @pytest.mark.parametrize(
