@@ -59,6 +59,45 @@ def log_probability(logits, chosen):
     return every.gather(-1, chosen)
 """,
     ),
+    "log-softmax of what a model that may be handed in gives": (
+        "softmax-in-half",
+        """
+from transformers import AutoModelForCausalLM
+
+
+class Actor(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        if isinstance(model, str):
+            self.model = AutoModelForCausalLM.from_pretrained(model, torch_dtype=torch.bfloat16)
+        else:
+            self.model = model
+
+    def forward(self, tokens, chosen):
+        output = self.model(tokens)
+        return F.log_softmax(output["logits"][:, :-1], dim=-1).gather(-1, chosen)  # <-
+""",
+    ),
+    "variance and mean at once": (
+        "norm-without-upcast",
+        """
+class Norm(nn.Module):
+    def forward(self, x):
+        var, mean = torch.var_mean(x, dim=-1, keepdim=True)  # <-
+        var.add_(1e-5)
+        var.sqrt_()
+        return (x - mean) / var
+""",
+    ),
+    "mean and deviation at once": (
+        "norm-without-upcast",
+        """
+class Norm(nn.Module):
+    def forward(self, x):
+        std, mean = torch.std_mean(x, dim=-1, keepdim=True)  # <-
+        return (x - mean) / (std + 1e-5)
+""",
+    ),
     "norm of all weights": (
         "half-gradient-norm",
         """
@@ -318,6 +357,27 @@ def follow(teacher, student, tau=0.996):
 }
 
 SOUND = {
+    "variance and mean of fp32": """
+class Norm(nn.Module):
+    def forward(self, x):
+        var, mean = torch.var_mean(x.float(), dim=-1, keepdim=True)
+        return ((x - mean) / (var + 1e-5).sqrt()).to(x.dtype)
+""",
+    "advantages by their variance and mean": """
+def standardise(advantages):
+    var, mean = torch.var_mean(advantages)
+    return (advantages - mean) / (var + 1e-4).sqrt()
+""",
+    "log-softmax of what a model gives, in fp32": """
+class Actor(nn.Module):
+    def __init__(self, model, made=None):
+        super().__init__()
+        self.model = model if made is None else made.bfloat16()
+
+    def forward(self, tokens, chosen):
+        output = self.model(tokens)
+        return F.log_softmax(output["logits"].float(), dim=-1).gather(-1, chosen)
+""",
     "a constant that fits": """
 def attend(query, key, value, hidden):
     scores = query @ key.transpose(-1, -2)

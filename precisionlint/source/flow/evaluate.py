@@ -342,7 +342,8 @@ class Frame:
                 return either(list(obj.inputs)) if obj.inputs else NOTHING
             case "constant" | "external" | "builtin" | "function" | "class" | "module" | "constructed" | "instance":
                 return NOTHING
-        return Value("index", (obj, key), obj.dtypes, self.at(node), ast_name(node))
+        called = key.constant if key.op == "constant" and isinstance(key.constant, str) else ast_name(node)
+        return Value("index", (obj, key), obj.dtypes, self.at(node), called)  # output["logits"] goes by what it is
 
     def call(self, node: ast.Call) -> Value:
         func = self.expr(node.func)
@@ -365,7 +366,8 @@ class Frame:
     ) -> Value:
         if func.op in HANDED and len(args) > 1 and CRITERION.search(ast_name(node.func)):
             return self.made("criterion", args, UNKNOWN, node, ast_name(node.func), options)
-        if func.op in HANDED and args and torch_calls.MODEL.search(ast_name(node.func)):
+        handed = any(one.op in HANDED for one in func.inputs) if func.op == "either" else func.op in HANDED
+        if handed and args and torch_calls.MODEL.search(ast_name(node.func)):
             return torch_calls.model(self, args, node, ast_name(node.func))
         match func.op:
             case "function":

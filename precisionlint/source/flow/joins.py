@@ -69,6 +69,9 @@ def unpacked(value: Value, index: int, at: Any, name: str = "") -> Value:
             return value.inputs[index]
         case "topk" | "max" | "min" | "sort":
             return value if index == 0 else Value("argmax", value.inputs, INT64, value.at)
+        case "var_mean" | "std_mean":
+            op = "mean" if index else value.op.removesuffix("_mean")
+            return Value(op, value.inputs, value.dtypes, value.at, name, options=value.options)
         case "constant" | "unknown" | "dict":
             return NOTHING
         case "size":

@@ -38,7 +38,7 @@ SAME = names(
     relu relu_ gelu silu sigmoid tanh softplus elu leaky_relu mish hardtanh swish logsigmoid dropout dropout_
     layer_norm group_norm batch_norm instance_norm rms_norm normalize neg abs absolute sign floor ceil round
     round_ trunc frac sqrt rsqrt reciprocal exp exp_ expm1 log log_ log2 log10 log1p sin cos tan sinh cosh asin
-    acos atan erf erfinv exp2 sort mean var std norm vector_norm amax amin max min cummax cummin softmax
+    acos atan erf erfinv exp2 sort mean var std var_mean std_mean norm vector_norm amax amin max min cummax cummin softmax
     log_softmax logsumexp logcumsumexp cumprod prod median clamp clamp_ clip clamp_min clamp_max clamp_min_
     clamp_max_ masked_fill masked_fill_ nan_to_num nan_to_num_ interpolate pad conv1d conv2d conv3d
     conv_transpose1d conv_transpose2d max_pool2d avg_pool2d adaptive_avg_pool2d embedding empty_like zeros_like
