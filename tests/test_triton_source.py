@@ -519,3 +519,37 @@ for k in range(N):
 tl.store(x_ptr, out)
 """
     assert found(tmp_path, body, "", "possible") == ([("triton-half-accumulator", "possible")] if told else [])
+
+
+LAYER = """
+import triton
+import triton.language as tl
+
+
+class Linear:
+    @staticmethod
+    @triton.jit
+    def forward(x_ptr, w_ptr, K, BLOCK: tl.constexpr, dtype: {kind}):
+        output = tl.zeros((BLOCK, BLOCK), {made})
+        for k in range(0, K, BLOCK):
+            output += tl.dot(tl.load(x_ptr + k), tl.load(w_ptr + k), out_dtype=dtype)
+        return output.to(dtype)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "told"),
+    [
+        ("tl.constexpr", "dtype", True),
+        ("constexpr", "dtype=dtype", True),
+        ("tl.constexpr", "tl.float32", False),
+        ("int", "dtype", False),
+    ],
+)
+def test_a_kernel_that_is_handed_the_dtype_of_its_sum(tmp_path: Path, kind: str, made: str, told: bool):
+    (tmp_path / "linear.py").write_text(LAYER.format(kind=kind, made=made), encoding="utf-8")
+    report = check(
+        [str(tmp_path / "linear.py")], select=["triton-half-accumulator"], min_confidence="possible", isolated=True
+    )
+    assert [finding.confidence for finding in report.findings] == ["possible"] * told
+    assert all("'output' is summed up in dtype, which callers decide" in each.message for each in report.findings)

@@ -24,7 +24,7 @@ def triton_half_accumulator(state: None, event: Accumulated | Dotted) -> Iterato
     dtype = event.dtype.dtype
     if dtype == FOLLOWS:
         how = "tl.atomic_add adds in" if event.shared else f"'{event.name}' is summed up in"
-        yield from follows("triton-half-accumulator", event, f"{how} the dtype of", event.made)
+        yield from follows("triton-half-accumulator", event, how, event.made)
     if dtype not in HALVES:
         return
     if event.shared:
@@ -83,7 +83,7 @@ def summed_in_half(event: Dotted) -> Iterator[Hit]:
 def triton_half_reduction(state: None, event: Reduced) -> Iterator[Any]:
     dtype = event.dtype.dtype
     if dtype == FOLLOWS:
-        yield from follows("triton-half-reduction", event, f"{event.api} adds in the dtype of", event.at)
+        yield from follows("triton-half-reduction", event, f"{event.api} adds in", event.at)
     if dtype not in HALVES:
         return
     yield Hit(
@@ -99,13 +99,15 @@ def triton_half_reduction(state: None, event: Reduced) -> Iterator[Any]:
 def follows(rule: str, event: Accumulated | Reduced, what: str, made: Any) -> Iterator[Hit]:
     """A sum in the dtype of a tensor that the file's callers hand in."""
     pointers = " and ".join(sorted(event.dtype.of))
+    if not all("type" in each.lower() for each in event.dtype.of):  # else the kernel is handed the dtype itself
+        pointers = f"the dtype of {pointers}"
     given = isinstance(event, Accumulated) and event.shared and event.dtype.at is None  # made for it, perhaps in fp32
     yield Hit(
         rule,
         event.at,
         f"{what} {pointers}, which callers decide: of bf16 numbers it keeps 8 bits (ones stop to count at {STALLS['bf16']}), of "
         f"fp16 {DIGITS['fp16']}; Triton does not widen it: convert to tl.float32 first",
-        (Seen(made, f"in the dtype of {pointers}"), Seen(event.at, "added up in it")),
+        (Seen(made, f"in {pointers}"), Seen(event.at, "added up in it")),
         confidence="likely" if event.dtype.handed and not given else "possible",
         needs=(Shows("half"),),
     )

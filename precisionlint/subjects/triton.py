@@ -53,6 +53,7 @@ INTEGERS = regex(
 of a tensor, it is that and not fp32."""
 AWARE = regex(
     r"\.to\((?:tl|triton\.language)\.float32\)|\.to\(\w+\.dtype\)|type\.element_ty|\bdtype\s*=\s*\w+\.dtype\b|bfloat16|float16|\bhalf\b|autocast|custom_fwd"
+    r"|dtype\w*\s*:\s*(?:\w+\.)*constexpr"
 )
 """What a file holds whose kernels are written for half precision as well."""
 ADDING = frozenset({"sum", "cumsum"})

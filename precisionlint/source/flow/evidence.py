@@ -68,6 +68,7 @@ PATTERNS = {
     "half copies": regex(rb"\bparam_dtype\s*=(?!\s*torch\.float(?:32)?\b)"),
     "dtypes": regex(
         rb"\.dtype\b|\btype_as\(|\bdtype\s*=\s*dtype\b|\b\w+\.float\(\)\.\w|b?float16\b|\.half\(\)|\.to\(tl\.float32\)"
+        rb"|dtype\w*\s*:\s*(?:\w+\.)*constexpr"
     ),
 }  # fmt: skip
 """What a file says. Of dtypes: what only code writes that meets others than fp32. (``.float()`` by itself makes numbers of integers too.)"""
