@@ -97,3 +97,90 @@ def test_a_parameter_of_a_module(tmp_path: Path, frozen: str, cast: str, told: b
 def test_a_parameter_that_is_widened_or_replaced(tmp_path: Path, then: str, told: bool) -> None:
     hits = found(tmp_path / "a.py", IN_A_MODULE.format(frozen="", cast="", then=then))
     assert hits == [("bf16-only-weights", "likely")] * told
+
+
+IN_LAYERS = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, dtype=None):
+        super().__init__()
+        self.fc = nn.Linear(64, 64, dtype={dtype})
+        self.out = nn.Linear(64, 64, dtype={dtype})
+
+    def forward(self, x):
+        return self.out(self.fc(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 8)
+        {layers}
+
+    def forward(self, x):
+        return self.head(run(self.layers, x).float())
+
+
+def run(layers, x):
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def train(loader):
+    net = Net(){cast}
+    optimizer = torch.optim.AdamW({taken}.parameters(), lr=1e-5)
+    for x, y in loader:
+        loss = (net(x) - y).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        "self.layers = Block()",
+        "self.layers = nn.ModuleList([Block() for _ in range(4)])",
+        "self.layers = nn.ModuleList(Block() for _ in range(4))",
+        "self.layers = nn.Sequential(*[Block() for _ in range(4)])",
+        "self.layers = nn.ModuleList([nn.ModuleDict({'mlp': Block()}) for _ in range(4)])",
+        "self.layers = nn.ModuleList()\n        for _ in range(4):\n            self.layers.append(Block())",
+        "self.layers = nn.ModuleDict()\n        self.layers['mlp'] = Block()",
+        "self.layers = nn.ModuleDict()\n        self.layers.update({'mlp': Block()})",
+        "self.layers = nn.Module()\n        self.layers.add_module('mlp', Block())",
+        "made = []\n        for _ in range(4):\n            made.append(Block())\n        self.layers = nn.ModuleList(made)",
+    ],
+)
+def test_layers_of_a_module_in_a_module_are_one_fault(tmp_path: Path, layers: str) -> None:
+    text = IN_LAYERS.format(dtype="torch.bfloat16", layers=layers, cast="", taken="net")
+    assert found(tmp_path / "a.py", text) == [("bf16-only-weights", "likely")]
+
+
+LIST = "self.layers = nn.ModuleList([Block({given}) for _ in range(4)])"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "then", "cast", "taken", "told"),
+    [
+        ("dtype", "torch.bfloat16", "pass", "", "net", True),
+        ("dtype", "dtype=torch.bfloat16", "pass", "", "net", True),
+        ("dtype", "", "pass", "", "net", False),
+        ("dtype", "torch.float32", "pass", "", "net", False),
+        ("torch.float32", "", "pass", "", "net", False),
+        ("torch.bfloat16", "", "pass", ".float()", "net", False),
+        ("torch.bfloat16", "", "pass", "", "net.head", False),
+        ("torch.bfloat16", "", "self.layers.requires_grad_(False)", "", "net", False),
+        ("torch.bfloat16", "", "self.layers.float()", "", "net", False),
+    ],
+)
+def test_layers_are_half_only_as_they_are_made_and_trained(
+    tmp_path: Path, dtype: str, given: str, then: str, cast: str, taken: str, told: bool
+) -> None:
+    layers = f"{LIST.format(given=given)}\n        {then}"
+    text = IN_LAYERS.format(dtype=dtype, layers=layers, cast=cast, taken=taken)
+    assert found(tmp_path / "a.py", text) == [("bf16-only-weights", "likely")] * told

@@ -215,6 +215,20 @@ def inside(storage: Storage, weights: Weights) -> list[Took]:
     return sorted(found, key=lambda took: (took.dtype, took.seen.text))
 
 
+LISTED = 3
+"""So many layers are named beside the first that is made in half."""
+
+
+def layers(parts: list[Took]) -> list[list[Took]]:
+    """Parts of one model, together where each is a layer made in the same dtype by itself: that is one fault, told at the first by name."""
+    alone = [[took] for took in parts if took.by or took.sharded or took.partly]
+    for dtype in HALF:
+        group = [took for took in parts if took.dtype == dtype and [took] not in alone]
+        if group:
+            alone.append(sorted(group, key=lambda took: sorted(str(path[1:]) for path in took.weights)))
+    return alone
+
+
 def severity_at(lr: float | None) -> Severity:
     """At large learning rates most updates survive."""
     return "warning" if lr is not None and lr >= SMALL_RATE else "error"
@@ -248,11 +262,12 @@ def bf16_only_weights(
             seen = (took.seen, own.seen, Seen(event.at, stepped(event), event.when))
             hit = lost_updates(took, own.weights, own.cls.rpartition(".")[2], own.lr, seen)
             yield replace(hit, confidence="possible")
-        for took in (*sure, *inside(storage, own.weights)):
+        for took, *more in (*([took] for took in sure), *layers(inside(storage, own.weights))):
             if not took.by and not took.sharded:
                 known = isinstance(event, Step)
-                seen = (took.seen, own.seen, Seen(event.at, stepped(event), event.when))
-                hit = lost_updates(took, own.weights, own.cls.rpartition(".")[2], own.lr, seen)
+                beside = [one.seen for one in more[:LISTED]]
+                trace = (took.seen, *beside, own.seen, Seen(event.at, stepped(event), event.when))
+                hit = lost_updates(took, own.weights, own.cls.rpartition(".")[2], own.lr, trace)
                 if not took.holds(own.weights):
                     yield replace(hit, confidence="possible")
                 else:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from precisionlint.checks.base import Automaton, Evidence, Family, Hit, Seen
 from precisionlint.checks.tf32_switches import CUDNN, FLAGS, GET, MATMUL, NEW, SET, Switches
 from precisionlint.events import (
+    Adopted,
     Backward,
     Event,
     Known,
@@ -22,6 +23,8 @@ from precisionlint.events import (
     Weights,
     WeightsTake,
     covers,
+    moved,
+    overlap,
 )
 from precisionlint.findings import Confidence
 from precisionlint.records import Record
@@ -67,7 +70,7 @@ class Ran(Record, frozen=True, eq=False):
     seen: Seen
 
 
-HEARS = (Opened, Owns, Touched, Called, Ended, Sharded, WeightsTake, Op)
+HEARS = (Opened, Owns, Touched, Called, Ended, Sharded, WeightsTake, Adopted, Op)
 
 
 def advance(program: Program, event: Event) -> Program:
@@ -86,10 +89,12 @@ def advance(program: Program, event: Event) -> Program:
     if isinstance(event, WeightsTake) and event.dtype is not None:
         half = frozenset(path for path in program.half if not covers(event.weights, frozenset({path})))
         return replace(program, half=half | event.weights if event.dtype in ("float16", "bfloat16") else half)
+    if isinstance(event, Adopted):
+        return replace(program, half=moved(program.half, event))
     if isinstance(event, Op) and event.family == "module" and event.dtypes[0] is None:
         path = event.inputs[0]
         assert isinstance(path, tuple)
-        if not covers(program.half, frozenset({path})):
+        if not overlap(program.half, frozenset({path})):
             return replace(program, ran=program.ran | {Ran(path, Seen(event.at, "runs in fp32", event.when))})
     return program
 

@@ -383,6 +383,7 @@ class Interpreter:
                 path = weight_path(self, child)
                 if path[0] != child:
                     self.emit(state, Adopted(None, (), child, path))
+                    self.weight_roots.add(parent)  # which may become part of another in turn
 
     def object_name(self, obj: Obj) -> str:
         return "self" if isinstance(obj.cls, Class) else self.names.get(obj.site, text_of(obj))

@@ -99,7 +99,18 @@ AUTOCAST = Marks(patterns={"utocast": r"utocast(?:\w*\(|\b(?!\s*=[^=]))"})
 HALF = Marks("half", "float16", "fp16", "bf16", "utocast", "dtype", "recision")
 """What a text that makes something half holds."""
 
-MARKS = {"event": TRIGGER, "strong": STRONG, "op": OPS, "average": AVERAGES, "autocast": AUTOCAST, "half": HALF}
+MADE = Marks(patterns={"dtype": r"\bdtype['\"]?\s*[=:]\s*(?:\w+\.)*(?:\w*_)?(?:dtype|b?float16|half)\b"})
+"""What makes layers or parameters in a dtype that it chooses or is handed."""
+
+MARKS = {
+    "event": TRIGGER,
+    "strong": STRONG,
+    "op": OPS,
+    "average": AVERAGES,
+    "autocast": AUTOCAST,
+    "half": HALF,
+    "made": MADE,
+}
 NEEDING = {"op": "autocast", "average": "half"}
 """What is strong only beside something else: an op that autocast does not know where there is an autocast, an average of half weights."""
 

@@ -20,7 +20,7 @@ from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.apis import table
 from precisionlint.source.lower import lower_body, lower_module
-from precisionlint.source.marks import MARKS, NEEDING, STRONG, TRIGGER, Marks
+from precisionlint.source.marks import MADE, MARKS, NEEDING, STRONG, TRIGGER, Marks
 from precisionlint.source.outline import Outline, named_in, telling_names
 from precisionlint.source.parsing import (
     DEFINITIONS,
@@ -155,7 +155,10 @@ class ProjectModule:
 
     def builds_precision(self, function: p.Function) -> bool:
         """Whether a module's ``__init__`` does more than put layers together, or its file holds ops that autocast may not know."""
-        return OWN_OPS.found(self.text) or BUILDING.found(self.source_of(function))
+        source = self.source_of(function)
+        return (
+            OWN_OPS.found(self.text) or BUILDING.found(source) or MADE.found(source) or self.reaches(function, "made")
+        )
 
     def source_of(self, function: p.Function) -> str:
         if function.first_line:

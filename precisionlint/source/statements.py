@@ -111,6 +111,9 @@ def assign(it: Interpreter, state: State, target: p.Expr, value: Value, at: Any)
                 slot = key.value if isinstance(key, Const) else "*"
                 if slot.__hash__ is not None:
                     state.attributes(obj)[slot] = value
+            elif isinstance(obj, Obj) and it.kind(state, obj) == "module":
+                key = evaluate(it, state, target.key)
+                it.adopt(state, obj, key.value if isinstance(key, Const) else "*", value)
         case p.Sequence():
             unpack(it, state, target, value, at)
         case p.Star():

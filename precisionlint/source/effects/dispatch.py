@@ -94,6 +94,7 @@ from precisionlint.source.effects.trainers import METHODS as TRAINERS
 from precisionlint.source.effects.unread import call_unknown, carry, hides_scaler
 from precisionlint.source.effects.weights import (
     SAME_RECEIVER,
+    TAKES_IN,
     add_adapter,
     born,
     cast_trained,
@@ -105,6 +106,7 @@ from precisionlint.source.effects.weights import (
     parameters,
     parts_of,
     set_default_dtype,
+    take_in,
     with_adapters,
     wrap,
 )
@@ -274,6 +276,8 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
             ),
         )
         return one(state, NONE)
+    if name in TAKES_IN and isinstance(receiver, Obj) and it.kind(state, receiver) == "module":
+        return take_in(it, state, receiver, args, instr.at)
     handler = METHODS.get(name)
     if handler is not None:
         return handler(it, state, instr, receiver, name, args)

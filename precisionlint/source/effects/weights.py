@@ -164,12 +164,28 @@ def children(it: Interpreter, state: State, args: Args, at: Any) -> Iterator[tup
     position = 0
     for _, value in args:
         known = elements(it, state, value) if not isinstance(value, Sym) else None
+        if isinstance(value, Obj) and value.cls == External("builtins.dict"):
+            yield from state.heap.get(value, {}).items()
+            continue
         if known is None and (is_container(value) or isinstance(value, Many)):
             yield "*", element_of(it, state, value, at)
             continue
         for child in known if known is not None else [value]:
             yield position, child
             position += 1
+
+
+TAKES_IN = frozenset({"append", "extend", "insert", "update", "add_module", "register_module"})
+
+
+def take_in(it: Interpreter, state: State, module: Obj, args: Args, at: Any) -> Outcome:
+    """``layers.append(module)``, ``model.add_module(name, module)`` and the like: modules become part of the one that they are given to."""
+    held = state.attributes(module)
+    for _, part in children(it, state, tuple(each for each in args if not isinstance(each[1], Const)), at):
+        key = "*" if it.one_of_many() or "*" in held else len(held)
+        it.adopt(state, module, key, part)
+        held[key] = part
+    return one(state, module)
 
 
 def born(it: Interpreter, state: State, instr: p.Call, module: Obj, again: bool, args: Args = ()) -> None:
