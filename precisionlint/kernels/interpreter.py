@@ -153,6 +153,7 @@ def repaired(interpreter: ModuleType) -> Iterator[None]:
     regions: list[_Region] = []
     replaced = (
         (interpreter, "_convert_float", _exact_conversion(interpreter)),
+        (interpreter, "_get_np_dtype", _found_once(interpreter._get_np_dtype)),
         (interpreter, "_patch_lang", _once_a_launch(interpreter._patch_lang)),
         (builder, "cast_impl", _exact_cast(interpreter, builder.cast_impl)),
         *((builder, name, _on_numbers(getattr(builder, name))) for name in ("binary_op", "unary_op")),
@@ -218,6 +219,19 @@ def _once_a_launch(original: Callable[..., Any]) -> Callable[..., Any]:
         return _Patches(scope, done) if outermost else scope
 
     return patch
+
+
+def _found_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    """numpy's dtype for one of triton's: triton makes its table of all of them at each operation, a tenth of its time."""
+    found: dict[str, Any] = {}
+
+    def numpy_dtype(dtype: Any) -> Any:
+        scalar = dtype.scalar
+        if scalar.name not in found:
+            found[scalar.name] = original(scalar)
+        return found[scalar.name]
+
+    return numpy_dtype
 
 
 def _exact_conversion(interpreter: ModuleType) -> Callable[..., Array]:

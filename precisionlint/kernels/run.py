@@ -81,13 +81,16 @@ def _bits(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _unwritten_is_nan() -> Iterator[None]:
-    """torch.empty gives NaN (or the largest integer): torch's own switch, torch.utils.deterministic, says so."""
-    before, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    """torch.empty gives NaN (or the largest integer): torch's own switch, torch.utils.deterministic, says so.
+
+    The mode that warns is set by its other name: use_deterministic_algorithms imports all of torch's compiler.
+    """
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn)
+        torch.set_deterministic_debug_mode(before)
 
 
 def _failure(error: BaseException, inputs: tuple[Tensor, ...]) -> Violation:
