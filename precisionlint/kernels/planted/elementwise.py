@@ -191,12 +191,12 @@ def _stochastic_kernel(x, y, seed, size, WAY: tl.constexpr, BLOCK: tl.constexpr)
 
 def _stochastic(x: Tensor, seed: Tensor, way: str) -> Tensor:
     y = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
-    _stochastic_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, seed, x.numel(), WAY=way, BLOCK=1024)
+    _stochastic_kernel[(triton.cdiv(x.numel(), 4096),)](x, y, seed, x.numel(), WAY=way, BLOCK=4096)
     return y
 
 
 STOCHASTIC_FAULTS = {
-    "noise anew for each program": "the same noise every 1024 elements",
+    "noise anew for each program": "the same noise every 4096 elements",
     "one draw for four": "neighbours share their noise",
     "four random bits": "probabilities are multiples of 1 / 16",
     "noise of half a step": "goes up too rarely",
