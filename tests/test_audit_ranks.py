@@ -209,6 +209,31 @@ def test_a_rank_whose_step_raised_or_that_is_not_audited_is_named_and_not_waited
     assert told(scenarios["raises-0"]) == told(scenarios["alone-0"]) == []
 
 
+class LateStore:
+    """As TCPStore (seen in every second of 60,000 tries): what is set comes some time later, what is added is there."""
+
+    def __init__(self) -> None:
+        self.there: set[str] = set()
+
+    def set(self, key: str, value: str) -> None:
+        pass
+
+    def add(self, key: str, amount: int) -> int:
+        self.there.add(key)
+        return amount
+
+
+def test_a_rank_that_is_audited_is_known_to_be_before_it_goes_on(monkeypatch: pytest.MonkeyPatch):
+    dist = pytest.importorskip("torch.distributed")
+    store = LateStore()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    assert pytest.importorskip("precisionlint.trace.ranks").meet() is not None
+    assert "precisionlint/1/open/1" in store.there
+
+
 COMMAND = """\
 import torch
 import torch.distributed as dist
