@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 from precisionlint.checks.base import Automaton, Family, Hit, Seen
@@ -127,10 +126,10 @@ def by_difference(what: str) -> str:
 
 def distance_by_expansion(value: Value, scope: Scope) -> Iterator[Hit]:
     """``x.pow(2).sum(1, True) - 2 * x @ y.T + y.pow(2).sum(1)``: squared distances as the difference of two larger numbers."""
-    terms = list(islice(added(value), 6))
+    terms = added(value, 3)
     products = [made for term in terms if (made := product_of(term)) is not None]
     squares = [x for term in terms if term.op == "sum" and term.inputs for x in squared(term.inputs[0])]
-    if len(products) != 1 or len(squares) != 2 or len(terms) != 3:
+    if len(products) != 1 or len(squares) != 2:
         return
     product = products[0]
     how = grade(product.dtypes, scope)
@@ -150,15 +149,21 @@ def distance_by_expansion(value: Value, scope: Scope) -> Iterator[Hit]:
 ADDED = frozenset({"add", "sub"})
 
 
-def added(total: Value) -> Iterator[Value]:
-    """The terms of a sum, seen through views."""
-    if total.op in ADDED:
-        for part in total.inputs[:2]:
-            yield from added(part)
-    elif total.op in ("view", "neg") and total.inputs:
-        yield from added(total.inputs[0])
-    else:
-        yield total
+def added(total: Value, most: int) -> list[Value]:
+    """The terms of a sum, seen through views; none where they are more, which a long sum shows at its end."""
+    terms: list[Value] = []
+    left = [total]
+    while left:
+        if len(terms) + len(left) > most:
+            return []
+        part = left.pop()
+        if part.op in ADDED:
+            left += reversed(part.inputs[:2])
+        elif part.op in ("view", "neg") and part.inputs:
+            left.append(part.inputs[0])
+        else:
+            terms.append(part)
+    return terms
 
 
 def product_of(term: Value) -> Value | None:
