@@ -123,7 +123,8 @@ def meet() -> Ranks | None:
         return None
     store = found()
     ranks = Ranks(store, rank, world, int(store.add(f"{PREFIX}/windows/{rank}", 1)))
-    store.add(ranks._key("open", rank), 1)  # unlike `set` it returns when the store has it: others look, and do not wait
+    # Unlike `set` it returns when the store has it: others look, and do not wait.
+    store.add(ranks._key("open", rank), 1)
     return ranks
 
 
