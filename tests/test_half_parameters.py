@@ -184,3 +184,54 @@ def test_layers_are_half_only_as_they_are_made_and_trained(
     layers = f"{LIST.format(given=given)}\n        {then}"
     text = IN_LAYERS.format(dtype=dtype, layers=layers, cast=cast, taken=taken)
     assert found(tmp_path / "a.py", text) == [("bf16-only-weights", "likely")] * told
+
+
+CONVERTED = """
+import torch
+from torch import nn
+from models import Net
+
+
+def convert(layer):
+    if isinstance(layer, (nn.Conv2d, nn.Linear)):
+        layer.weight.data = layer.weight.data.half()
+        if layer.bias is not None:
+            layer.bias.data = layer.bias.data.half()
+
+
+def train(loader):
+    net = Net()
+    {cast}
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5)
+    for x, y in loader:
+        loss = (net(x) - y).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("cast", "told"),
+    [
+        ("net.apply(convert)", True),
+        ("net.apply(lambda layer: layer.half())", True),
+        ("net.apply(convert)\n    for p in net.parameters():\n        p.data = p.data.float()", False),
+        ("net.apply(lambda layer: layer.float())", False),
+        ("net.apply(convert)\n    net.float()", False),
+        ("net.apply(print)", False),
+    ],
+)
+def test_what_is_applied_to_each_layer(tmp_path: Path, cast: str, told: bool) -> None:
+    hits = [each for each in found(tmp_path / "a.py", CONVERTED.format(cast=cast)) if each[0] == "bf16-only-weights"]
+    assert hits == [("bf16-only-weights", "likely")] * told
+
+
+def test_a_module_that_casts_itself_to_what_it_is_handed(tmp_path: Path) -> None:
+    text = IN_LAYERS.format(dtype="None", layers="self.layers = Block({given})", cast="", taken="net")
+    text = text.replace(
+        "    def forward(self, x):\n        return self.out",
+        "        self.to(dtype)\n\n    def forward(self, x):\n        return self.out",
+    )
+    for given, told in (("torch.bfloat16", True), ("torch.float32", False), ("", False)):
+        assert found(tmp_path / "a.py", text.replace("{given}", given)) == [("bf16-only-weights", "likely")] * told

@@ -220,12 +220,15 @@ LISTED = 3
 
 
 def layers(parts: list[Took]) -> list[list[Took]]:
-    """Parts of one model, together where each is a layer made in the same dtype by itself: that is one fault, told at the first by name."""
+    """Parts of one model, together where each is a layer made in the same dtype by itself: that is one fault, told at the first by name,
+    weights before biases (which some layers have not)."""
     alone = [[took] for took in parts if took.by or took.sharded or took.partly]
     for dtype in HALF:
         group = [took for took in parts if took.dtype == dtype and [took] not in alone]
         if group:
-            alone.append(sorted(group, key=lambda took: sorted(str(path[1:]) for path in took.weights)))
+            alone.append(
+                sorted(group, key=lambda took: sorted((path[-1] == "bias", str(path[1:])) for path in took.weights))
+            )
     return alone
 
 

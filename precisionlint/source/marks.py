@@ -99,7 +99,9 @@ AUTOCAST = Marks(patterns={"utocast": r"utocast(?:\w*\(|\b(?!\s*=[^=]))"})
 HALF = Marks("half", "float16", "fp16", "bf16", "utocast", "dtype", "recision")
 """What a text that makes something half holds."""
 
-MADE = Marks(patterns={"dtype": r"\bdtype['\"]?\s*[=:]\s*(?:\w+\.)*(?:\w*_)?(?:dtype|b?float16|half)\b"})
+MADE = Marks(
+    patterns={"dtype": r"\bdtype['\"]?\s*[=:]\s*(?:\w+\.)*(?:\w*_)?(?:dtype|b?float16|half)\b|\.to\([^()]*dtype\)"}
+)
 """What makes layers or parameters in a dtype that it chooses or is handed."""
 
 MARKS = {

@@ -24,7 +24,7 @@ from precisionlint.source.effects.common import (
 from precisionlint.source.effects.copies import copy_and_dtype, write_parameters, written_with
 from precisionlint.source.effects.unread import call_unknown, emit_clip, goes_out, read_grads
 from precisionlint.source.evaluate import element_of
-from precisionlint.source.objects import COPY, PARAMETER, dtype_of, model_weights, weight_path, weights_of
+from precisionlint.source.objects import COPY, PARAMETER, dtype_of, model_weights, name_of, weight_path, weights_of
 from precisionlint.source.operators import divisor
 from precisionlint.source.parsing import walk
 from precisionlint.source.state import State
@@ -92,6 +92,12 @@ def attribute_set(it: Interpreter, state: State, obj: Value, target: p.Attr, val
     if isinstance(obj, External):
         setting(it, state, f"{obj.name}.{target.name}", value, at)
         return True
+    if isinstance(obj, Sym) and target.name == "data" and obj.key[0] == "attr" and obj.key[2] in ("weight", "bias"):
+        dtype = copy_and_dtype(state, value)[1]
+        if dtype is not None:
+            weights, how = frozenset({weight_path(it, obj)}), f"{name_of(target)} = … in {dtype}"
+            it.emit(state, WeightsTake(it.where(state, at), when(state), weights, dtype, how))
+            return True
     return False
 
 

@@ -38,6 +38,7 @@ from precisionlint.source.values import (
     Class,
     Const,
     External,
+    Func,
     Many,
     Method,
     Obj,
@@ -235,6 +236,8 @@ def module_method(it: Interpreter, state: State, instr: p.Call, receiver: Value,
             after = receiver if dtype is None else take(it, branch, instr, receiver, dtype, f".to({dtype})")
             outcome.append((branch, after))
         return outcome
+    if name == "apply" and isinstance(given := argument(args, 0, "fn"), Func) and isinstance(receiver, (Sym, Obj)):
+        return [(after, receiver) for after, _ in it.call_function(given, ((None, part(it, receiver)),), instr, state)]
     if name == "requires_grad_":
         trainable = argument(args, 0, "requires_grad") != FALSE
         own = weights_of(it, state, receiver) if isinstance(receiver, Sym) else None
@@ -330,10 +333,14 @@ def parts_of(it: Interpreter, state: State, instr: p.Call, receiver: Value, name
     """The submodules of a model: each is part of it."""
     if not isinstance(receiver, (Sym, Obj)):
         return call_unknown(it, state, instr, Method(receiver, name), args)
-    part = it.derived(("part", receiver, "…"), f"a part of {text_of(receiver)}", (receiver,))
     if name.startswith("named"):
-        return one(state, Many(Tup((it.derived(("partname", receiver), "name", (receiver,)), part))))
-    return one(state, Many(part))
+        return one(state, Many(Tup((it.derived(("partname", receiver), "name", (receiver,)), part(it, receiver)))))
+    return one(state, Many(part(it, receiver)))
+
+
+def part(it: Interpreter, model: Value) -> Value:
+    """One submodule of a model, whichever."""
+    return it.derived(("part", model, "…"), f"a part of {text_of(model)}", (model,))
 
 
 def model_zero_grad(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
