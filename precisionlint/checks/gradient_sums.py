@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from precisionlint.checks.base import Evidence, Family, Hit, Seen, frozen
-from precisionlint.checks.half_arithmetic import hit, kept_in
+from precisionlint.checks.half_arithmetic import hit, kept_in, short
 from precisionlint.checks.half_sums import added_up, is_gradient
 from precisionlint.checks.master_weights import AUTOMATON, HALF, SIGNIFICANT, Storage, Took, halves
 from precisionlint.events import Backward, Named, Weights, ZeroGrad, overlap
@@ -16,7 +16,7 @@ from precisionlint.facts import GradientSum
 from precisionlint.findings import Confidence
 from precisionlint.recipes import UNKNOWN, Recipe
 from precisionlint.recipes import Setting as Choice
-from precisionlint.valueflow import Computed, Shows
+from precisionlint.valueflow import VIEWS, Computed, Shows, find, known_half, sources
 
 MANY = 4
 
@@ -31,6 +31,7 @@ def half_gradient_accumulation(
         yield kept(event)
     elif isinstance(event, Computed):
         yield from by_chunks(event)
+        yield from by_hand(event)
     elif isinstance(event, ZeroGrad):
         if event.optimizer is not None:
             yield Evidence(zeroed(event.optimizer))
@@ -65,6 +66,31 @@ def by_chunks(event: Computed) -> Iterator[Hit]:
             (Shows("half"),),
             (Seen(term.at, "what is added"), Seen(event.value.at, "added up")),
         )
+
+
+def by_hand(event: Computed) -> Iterator[Hit]:
+    """``sums = [torch.zeros_like(p, dtype=torch.bfloat16) …]`` and after each backward ``total.add_(p.grad)``."""
+    value = event.value
+    if not value.name.startswith("in-place") or not known_half(value.dtypes) or event.scope.kind == "test":
+        return
+    total, term = value.inputs
+    made = next((each for each in sources(total) if each.op in MADE_ZERO and "dtype" in each.options), None)
+    gradient = find(term, lambda v: v.op == "gradient", lambda v: v.op not in VIEWS | {"cast", "div", "mul"}, 16)
+    if made is None or gradient is None:
+        return
+    name = short(value.dtypes)
+    yield hit(
+        "half-gradient-accumulation",
+        made,
+        "likely",
+        f"gradients are summed in {name}, the dtype that is chosen here: each addition rounds the sum to {SIGNIFICANT.get(name, 8)} bits; keep the "
+        "sum in fp32",
+        (),
+        (Seen(value.at, "gradients are added to it"),),
+    )
+
+
+MADE_ZERO = frozenset({"zeros_like", "zeros", "empty_like", "new_zeros", "full"})
 
 
 def zeroed(optimizer: Named) -> tuple[str, Any]:

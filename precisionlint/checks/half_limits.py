@@ -28,6 +28,7 @@ from precisionlint.checks.half_arithmetic import (
 from precisionlint.facts import HalfLogits
 from precisionlint.patterns import regex
 from precisionlint.valueflow import (
+    UNKNOWN,
     VIEWS,
     WIDE,
     Computed,
@@ -242,7 +243,9 @@ def loss_on_half_logits(state: None, event: Computed | HalfLogits) -> Iterator[A
         yield hit("loss-on-half-logits", value, "certain", of_logits(given), (), logits_at(given))
         return
     # What a model gives may be anything, and so is what a criterion from elsewhere does with it.
-    told = (half or may_be_half(given.dtypes)) and (logits(given) or (value.op == "cross_entropy" and scored(given)))
+    told = (half or may_be_half(given.dtypes - UNKNOWN)) and (
+        logits(given) or (value.op == "cross_entropy" and scored(given))
+    )
     free = untold(given) or may_be_half(given.dtypes)
     called = named(given, OUTPUTS) or (value.op == "cross_entropy" and named(given, LOGITS))
     if scope.enabled is not False and (told or (value.op != "loss" and free and called)):

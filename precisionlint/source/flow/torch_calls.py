@@ -94,13 +94,18 @@ def external(frame: Frame, name: str, args: list[Value], options: dict[str, Valu
         return Value("view", tuple(args), args[0].dtypes if args else UNKNOWN, frame.at(node))
     elif name.startswith("math."):
         return folded_math(last, args) or Value("number", tuple(args), NUMBER, frame.at(node))
-    value = Value("constructed", tuple(args), UNKNOWN, frame.at(node), name, options=options)
+    dtypes = NUMBER if RANKS.search(last) else UNKNOWN
+    value = Value("constructed", tuple(args), dtypes, frame.at(node), name, options=options)
     frame.tell(Called(value.at, (), value, frame.scope))
     outside_loss(frame, name, args, options, node)
     off = options.get("enabled")
     if "autocast" in last and off is not None and off.constant is False:  # of a library, by its name
         return Value("region", (), UNKNOWN, value.at, name, ref=(False, Region("", "", at=value.at)))
     return value
+
+
+RANKS = regex(r"(?:^|_)(?:world_size|rank|device_count)$")
+"""What gives how many processes or devices there are, or which this one is."""
 
 
 def made_module(
