@@ -25,7 +25,7 @@ def interpreted(folder: Path, program: str, interpret: bool = True) -> str:
     """What a program prints in a process whose triton interprets; a kernel's source must lie in a file."""
     script = folder / "program.py"
     script.write_text(PRELUDE + textwrap.dedent(program), encoding="utf-8")
-    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"}
+    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0", "OMP_NUM_THREADS": "1"}
     ran = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout

@@ -26,9 +26,8 @@ def interpreted(folder: Path, program: str) -> str:
     """What a program prints in a process whose triton interprets, with x (20, 160) and w (130, 160) at hand."""
     script = folder / "program.py"
     script.write_text(PRELUDE + textwrap.indent(textwrap.dedent(program), "    "), encoding="utf-8")
-    ran = subprocess.run(
-        [sys.executable, str(script)], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 

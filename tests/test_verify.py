@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from precisionlint import catalogue, cli
@@ -18,6 +19,7 @@ from precisionlint.kernels.contracts import ContractError
 from precisionlint.kernels.launchers import LauncherError, load
 from precisionlint.kernels.outcome import Compiled, Evidence, Multiplication, Outcome, Tried, Verification, Violation
 from precisionlint.kernels.planted import planted
+from precisionlint.kernels.run import try_case
 from precisionlint.report import verified
 from precisionlint.verify import prove, verify
 
@@ -407,6 +409,23 @@ def test_the_page_of_broken_contracts_shows_one_that_is_broken_and_one_that_is_k
         assert verification.exit_code == (example.kind == "wrong")
         lines = {outcome.line for outcome in verification.outcomes if not outcome.sound}
         assert lines == {line for line, _ in example.marks}
+
+
+def test_what_a_launcher_leaves_unwritten_is_nan_and_torchs_compiler_is_not_imported_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", None)  # it imports 900 modules
+    contract = contracts.find("cast")
+    options = contract.resolve({})
+    seen: list[bool] = []
+
+    def launch(x: torch.Tensor) -> torch.Tensor:
+        seen.append(bool(torch.empty(64).isnan().all()))
+        return x.to(torch.float8_e4m3fn)
+
+    try_case(launch, contract, next(contract.cases(options)), options)
+    assert seen == [True]
+    assert torch.get_deterministic_debug_mode() == 0
 
 
 RARE = """
