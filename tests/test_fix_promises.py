@@ -112,8 +112,9 @@ def test_the_text_promises_no_more_than_is_done(tmp_path: Path, capsys: pytest.C
 def test_all_that_the_broken_programs_are_promised_is_fixed(tmp_path: Path):
     home = tmp_path / "broken"
     shutil.copytree(ROOT / "fixtures/broken", home, ignore=shutil.ignore_patterns("__pycache__"))
-    assert promised(home)
+    before = {path: path.read_bytes() for path in home.rglob("*.py")}
     fixed(home)
+    assert any(path.read_bytes() != data for path, data in before.items())
     assert promised(home) == []
 
 
