@@ -78,6 +78,45 @@ class Actor(nn.Module):
         return F.log_softmax(output["logits"][:, :-1], dim=-1).gather(-1, chosen)  # <-
 """,
     ),
+    "mean and deviation behind a weight": (
+        "norm-without-upcast",
+        """
+class Norm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        mean = x.mean(-1, keepdim=True)
+        std = x.std(-1, keepdim=True)  # <-
+        return self.a * (x - mean) / (std + 1e-6) + self.b
+""",
+    ),
+    "gates added up along a sequence": (
+        "half-running-sum",
+        """
+class Halting(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.gate = nn.Linear(width, 1)
+
+    def forward(self, x):
+        return torch.cumsum(torch.sigmoid(self.gate(x)).squeeze(-1), dim=1)  # <-
+""",
+    ),
+    "entropy of what is chosen from": (
+        "softmax-in-half",
+        """
+class Policy(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x):
+        p = self.head(x).softmax(-1)  # <-
+        return -(p * torch.log(p + 1e-4)).sum(-1)
+""",
+    ),
     "variance and mean at once": (
         "norm-without-upcast",
         """

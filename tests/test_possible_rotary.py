@@ -162,3 +162,34 @@ def test_positions_over_lengths_in_fp32_and_shares(made: str, places: str, lengt
 @pytest.mark.parametrize(("dtype", "lines"), [("dtype", [9]), ("torch.float32", [])])
 def test_tables_in_the_dtype_that_a_layer_has_when_it_is_made(dtype: str, lines: list[int], tmp_path: Path) -> None:
     assert told(tmp_path, CACHED.format(dtype=dtype)) == lines
+
+
+TIMES = """
+class TimeEmbedding(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+        self.mlp = nn.Linear(width, width)
+
+    def forward(self, timesteps, x):
+        half = self.width // 2
+        frequencies = {frequencies}
+        angles = timesteps[:, None]{cast} * frequencies[None]
+        return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=-1).to(x.dtype))
+"""
+
+
+@pytest.mark.parametrize(
+    ("frequencies", "cast", "told_at"),
+    [
+        ("torch.exp(-9.21 * torch.arange(half, dtype=torch.float32) / half).to(x.dtype)", ".to(x.dtype)", [16]),
+        ("torch.exp(torch.arange(half, device=x.device, dtype=x.dtype) * -0.3)", ".to(x.dtype)", [16]),
+        ("torch.exp(-9.21 * torch.arange(half, dtype=torch.float32) / half)", ".to(x.dtype)", []),
+        ("torch.exp(torch.arange(half, device=x.device) * -0.3)", "", []),
+        ("torch.exp(torch.arange(half, device=x.device) * -0.3)", ".float()", []),
+    ],
+)
+def test_times_are_positions_and_exponentials_their_frequencies(
+    tmp_path: Path, frequencies: str, cast: str, told_at: list[int]
+) -> None:
+    assert told(tmp_path, TIMES.format(frequencies=frequencies, cast=cast)) == told_at

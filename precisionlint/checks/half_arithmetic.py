@@ -276,7 +276,7 @@ def logsumexp_by_hand(value: Value, total: Value, scope: Scope) -> Iterator[Any]
 
 def use_of_softmax(value: Value, scope: Scope) -> Iterator[Any]:
     """The log of a softmax, or what is largest in it."""
-    through = VIEWS if value.op == "log" else CHOSEN
+    through = VIEWS | {"add", "clamp"} if value.op == "log" else CHOSEN  # log(p + 1e-8)
     soft = next((source for source in sources(value.inputs[0], through) if source.op == "softmax"), None)
     if soft is None and value.op != "log":
         yield from rounded_before(value, scope)
@@ -285,6 +285,8 @@ def use_of_softmax(value: Value, scope: Scope) -> Iterator[Any]:
     how = grade(soft.dtypes, scope)
     if how is None and value.op == "topk" and untold(soft) and scope.enabled is not False:
         how = "possible" if named(soft.inputs[0], ROUTED) else None
+    if how == "likely" and value.op == "log" and soft not in sources(value.inputs[0]):
+        how = "possible"  # a number is added first: an entropy, most of the time, in which small values weigh little
     if how is not None:
         yield hit(
             "softmax-in-half",

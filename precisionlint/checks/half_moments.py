@@ -141,7 +141,7 @@ def by_length(value: Value, scope: Scope) -> Iterator[Any]:
 def standardised(value: Value, scope: Scope) -> Iterator[Any]:
     """``(x - x.mean(-1)) / (x.std(-1) + eps)``: a layer norm of torch's own mean and deviation, both rounded before they are used."""
     for top, factor in (value.inputs, value.inputs[::-1])[: 1 if value.op == "div" else 2]:
-        centred = next((s for s in sources(top) if s.op == "sub" and len(s.inputs) == 2), None)
+        centred = next((s for s in factors(top) if s.op == "sub" and len(s.inputs) == 2), None)
         spread = find(factor, lambda v: v.op in ("var", "std"), lambda v: v.op not in OF_A_SPREAD, 16)
         if centred is None or spread is None or not spread.inputs or spread.op not in ("var", "std"):
             continue
@@ -163,6 +163,15 @@ def standardised(value: Value, scope: Scope) -> Iterator[Any]:
             (Seen(mean.at, "the mean"), Seen(value.at, "what is divided by it")),
         )
         return
+
+
+def factors(value: Value) -> Iterator[Value]:
+    """What a value is, and where it is a product, what of: ``weight * (x - mean)``."""
+    for source in sources(value):
+        yield source
+        if source.op == "mul":
+            for factor in source.inputs:
+                yield from sources(factor)
 
 
 OF_A_SPREAD = frozenset(

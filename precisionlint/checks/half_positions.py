@@ -48,8 +48,12 @@ ROTARY = regex(r"rot(?:ary|ate|_)|rope", re.I)
 FREQUENCIES = regex(r"inv_?freq|^freqs?$|frequenc")
 
 
+LINEAR = VIEWS | {"mul", "div", "neg", "cast", "add"}
+"""What an exponent is made of positions by."""
+
+
 def frequencies(value: Value) -> Value | None:
-    """The inverse frequencies in a value: by their formula (one over a power of positions) or by their name."""
+    """The inverse frequencies in a value: by their formula (one over a power of positions, or an exponential of them) or by their name."""
 
     def wanted(v: Value) -> bool:
         if v.op in ("buffer", "parameter", "input", "attribute", "unknown", "view") and FREQUENCIES.search(v.name):
@@ -59,6 +63,8 @@ def frequencies(value: Value) -> Value | None:
                 s.op in ("pow", "square_pow") and find(s, lambda a: a.op == "arange", limit=12)
                 for s in sources(v.inputs[1])
             )
+        if v.op == "exp" and v.inputs:  # exp(-log(10000) * arange(n) / n)
+            return find(v.inputs[0], lambda a: a.op == "arange", lambda a: a.op not in LINEAR, 12) is not None
         if v.op != "pow" or number(v.inputs[0]) == 2.0:  # powers of two are exact
             return False
         return any(find(i, lambda a: a.op == "arange", limit=8) for i in v.inputs[1:])
@@ -67,7 +73,7 @@ def frequencies(value: Value) -> Value | None:
 
 
 POSITION = regex(
-    r"^(?:t|seq|ids|timesteps?|grid|coords?|seq_idx|idx)$|(?:^|_)(?:pos|position)s?(?:_(?:ids?|idx|index|indices))?$"
+    r"^(?:t|ts|seq|ids|time(?:step)?s?|grid|coords?|seq_idx|idx)$|(?:^|_)(?:pos|position)s?(?:_(?:ids?|idx|index|indices))?$"
 )
 
 

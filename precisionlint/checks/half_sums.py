@@ -301,7 +301,7 @@ def narrow_prefixes(event: Computed) -> Iterator[Any]:
         )
 
 
-ADDED_UP = frozenset({"layer", "linear", "matmul", "logsigmoid", "softplus", "log", "mul", "sum"})
+ADDED_UP = frozenset({"layer", "linear", "matmul", "sigmoid", "logsigmoid", "softplus", "log", "mul", "sum"})
 """What is added up along a sequence: activations, logs of gates, gradients; a mask is none of these."""
 
 
