@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,8 @@ class Spot(Struct, frozen=True):
 NOTHING = Value("unknown")
 KEPT = regex(r"\b_keep_in_fp32_modules(?:_strict)? = \[([^\]]*)\]")
 WORD = regex(r"""["'](\w+)["']""")
+PART = regex(r"\bself\.(\w+) = (\w+)\(")
+"""A part of a model, and the class that makes it."""
 DEPTH = 4
 """How deep calls of the project's own functions are entered."""
 
@@ -75,11 +77,12 @@ def made(statement: ast.stmt) -> Iterator[str]:
 
 def handed_on(tree: ast.AST) -> frozenset[str]:
     """The variables that are set once and do nothing but hand on what they hold, as ``**options``: nothing changes them in between."""
-    names = [node for node in walk(tree) if isinstance(node, ast.Name)]
-    handed = {id(node.value) for node in walk(tree) if isinstance(node, ast.keyword) and node.arg is None}
-    stores = [node.id for node in names if isinstance(node.ctx, ast.Store)]
-    touched = {node.id for node in names if not isinstance(node.ctx, ast.Store) and id(node) not in handed}
-    return frozenset(name for name in stores if stores.count(name) == 1 and name not in touched)
+    nodes = walk(tree)
+    handed = {id(node.value) for node in nodes if isinstance(node, ast.keyword) and node.arg is None}
+    names = [node for node in nodes if isinstance(node, ast.Name) and id(node) not in handed]
+    stores = Counter(node.id for node in names if isinstance(node.ctx, ast.Store))
+    touched = {node.id for node in names if not isinstance(node.ctx, ast.Store)}
+    return frozenset(name for name, times in stores.items() if times == 1 and name not in touched)
 
 
 class Source(Struct, eq=False, dict=True):
@@ -109,6 +112,12 @@ class Source(Struct, eq=False, dict=True):
         if b"_keep_in_fp32_modules" not in self.file.data:
             return frozenset()
         return frozenset(name for listed in KEPT.findall(self.text) for name in WORD.findall(listed))
+
+    @cached_property
+    def kept_classes(self) -> frozenset[str]:
+        """The classes of those parts."""
+        parts = PART.findall(self.text) if self.kept else []
+        return frozenset(made for part, made in parts if part in self.kept)
 
     @cached_property
     def makers(self) -> dict[str, list[ast.stmt]]:
@@ -184,10 +193,7 @@ class Class(Struct, eq=False, dict=True):
     def keeps(self, name: str) -> bool:
         """Whether the file's models keep this parameter or buffer in fp32, whatever dtype they are loaded in: by its name, or by that of
         the part that this class makes of them."""
-        return any(
-            kept in name or re.search(rf"\bself\.{kept} = {self.node.name}\(", self.source.text)
-            for kept in self.source.kept
-        )
+        return self.node.name in self.source.kept_classes or any(kept in name for kept in self.source.kept)
 
     @cached_property
     def lineage(self) -> tuple[Class, ...]:

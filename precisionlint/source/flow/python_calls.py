@@ -73,11 +73,16 @@ def builtin(frame: Frame, name: str, args: list[Value], node: ast.Call, options:
 def held(frame: Frame, node: ast.expr, spread: Value, given: Mapping[str, Value]) -> dict[str, Value]:
     """The arguments that ``**spread`` is seen to hand on, where the call does not give them by itself: those of a table that is written
     there, or by the name of one that nothing else is done with."""
-    inner = frame.function.spread if frame.function is not None else frozenset()
-    by_name = isinstance(node, ast.Name) and (node.id in inner or node.id in frame.source.spread)
-    if spread.op != "dict" or not (by_name or isinstance(node, (ast.Dict, ast.Call))):
+    if spread.op != "dict" or not (isinstance(node, (ast.Dict, ast.Call)) or is_handed_on(frame, node)):
         return {}
     return {key: value for key, value in spread.ref.items() if isinstance(key, str) and key not in given}
+
+
+def is_handed_on(frame: Frame, node: ast.expr) -> bool:
+    """Whether an expression is a variable that its function, or its file, only hands on."""
+    if not isinstance(node, ast.Name):
+        return False
+    return (frame.function is not None and node.id in frame.function.spread) or node.id in frame.source.spread
 
 
 def folded_math(name: str, args: list[Value]) -> Value | None:
