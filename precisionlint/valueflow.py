@@ -330,6 +330,13 @@ VIEWS = frozenset({"view", "either", "index", "stack", "attribute", "many"})
 
 def sources(value: Value, through: frozenset[str] = VIEWS, limit: int = 32) -> Iterator[Value]:
     """What a value is, seen through views (and whatever else is named): one value at least, be it a view of nothing known."""
+    if value.op not in through or not value.inputs:  # as most are
+        return iter((value,))
+    return behind(value, through, limit)
+
+
+def behind(value: Value, through: frozenset[str], limit: int) -> Iterator[Value]:
+    """The values that a view shows."""
     todo, seen = [value], set[int]()
     while todo:
         current = todo.pop()

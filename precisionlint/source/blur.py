@@ -12,10 +12,11 @@ from functools import lru_cache
 from typing import Any
 
 from precisionlint.patterns import regex
+from precisionlint.source.differing import differing
 from precisionlint.source.garbage import Collector
 from precisionlint.source.objects import DTYPES, is_container
 from precisionlint.source.parsing import words_in
-from precisionlint.source.state import State, differing, merge
+from precisionlint.source.state import State, merge
 from precisionlint.source.values import (
     PLAIN,
     Class,

@@ -7,7 +7,8 @@ from itertools import compress
 from operator import is_not
 from typing import Any
 
-from precisionlint.source.state import State, differing
+from precisionlint.source.differing import differing
+from precisionlint.source.state import State
 from precisionlint.source.values import (
     Class,
     Cond,

@@ -272,7 +272,7 @@ class Project:
         self._reaches: dict[tuple[Path, str, str], bool] = {}
         self._trees: dict[Path, tuple[bytes, ast.Module | UnreadableError]] = {}
         self._worth: dict[Path, bool] = {}
-        self._found: dict[tuple[str, int, Path], tuple[Path | None, dict[Path, Path | None]]] = {}
+        self._found: dict[tuple[str, int, str], tuple[Path | None, dict[Path, Path | None]]] = {}
         self.looked: dict[Path, dict[Path, Path | None]] = {}
         """What the reading of each file asked for: path without a suffix -> the file found there. A result holds while these answers and
         the files that they lead to stay what they are."""
@@ -477,7 +477,7 @@ class Project:
 
     def resolve(self, name: str, level: int, path: Path) -> Path | None:
         """The file of a module as it is imported in ``path``; None where it is not the project's."""
-        key = (name, level, path.parent)
+        key = (name, level, os.path.dirname(path))  # a string: folders that are made anew are hashed anew
         if key not in self._found:
             looked: dict[Path, Path | None] = {}
             self._found[key] = self._resolve(name, level, path, looked), looked

@@ -20,13 +20,14 @@ from precisionlint.events import Closed, Opened
 from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.calls import SETTINGS
+from precisionlint.source.differing import differing
 from precisionlint.source.effects.checkpoints import returned
 from precisionlint.source.hanging import hangs_on
 from precisionlint.source.interpret import Interpreter
 from precisionlint.source.parsing import walk
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.records import BUDGET, NARROW, SHARE, WIDEST, BudgetError, Coverage, Where
-from precisionlint.source.state import Fact, State, agree, differing, merge
+from precisionlint.source.state import Fact, State, agree, merge
 from precisionlint.source.thinning import thin
 from precisionlint.source.values import FALSE, PLAIN, TRUE, Class, Const, Func, Obj, Sym, Value
 

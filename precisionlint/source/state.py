@@ -7,8 +7,6 @@ condition decided, and decided it oppositely, stand for all paths once that deci
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import compress, islice
-from operator import is_, is_not
 from typing import Any
 
 from msgspec import Struct
@@ -181,27 +179,6 @@ def merge(states: list[State]) -> list[State]:
         else:
             result.append(state)
     return merge(result) if len(result) < len(states) else result
-
-
-def differing(dicts: list[dict[Any, Any]]) -> list[Any]:
-    """The keys that not all of the dictionaries have with the very same value."""
-    first, *others = dicts
-    found: dict[Any, None] = {}
-    for other in others:
-        if other is first:
-            continue
-        # Paths of one origin hold what they share in the same order: most of it is told apart without looking anything up.
-        shared = list(map(is_, first, other))
-        alike = shared.index(False) if False in shared else len(shared)
-        for key in compress(islice(first, alike), map(is_not, first.values(), other.values())):
-            found[key] = None
-        for key in islice(first, alike, None):
-            if key not in other or other[key] is not first[key]:
-                found[key] = None
-        for key in islice(other, alike, None):
-            if key not in first:
-                found[key] = None
-    return list(found)
 
 
 def common(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str, ...]:

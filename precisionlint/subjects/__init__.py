@@ -201,6 +201,7 @@ class File:
         self.data = data
         self.project = project
         self._codes: dict[ast.stmt | None, str] = {}
+        self._siblings: dict[ast.AST, frozenset[str]] = {}
 
     def beside(self, path: Path) -> File | None:
         """Another Python file of the project; None if it cannot be read or parsed."""
@@ -252,6 +253,17 @@ class File:
         Raises: UnreadableError.
         """
         return {part: owner for owner in self.every(ast.ClassDef) for part in owner.body}
+
+    def siblings(self, method: parsing.FunctionDef | ast.Lambda) -> frozenset[str]:
+        """The methods that a method of the file calls of its own object."""
+        if method not in self._siblings:
+            calls = (node.func for node in parsing.walk(method) if isinstance(node, ast.Call))
+            self._siblings[method] = frozenset(
+                func.attr
+                for func in calls
+                if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "self"
+            )
+        return self._siblings[method]
 
     @cached_property
     def called(self) -> frozenset[str]:

@@ -38,12 +38,11 @@ def narrow(frame: Frame, test: ast.expr) -> None:
 
 def asks_version(frame: Frame, test: ast.expr, value: Value) -> bool:
     """Whether a test asks for a version, or for what a module has."""
-    by_value = (
-        find(value, lambda v: v.name != "" and VERSION.search(v.name) is not None, limit=12)
-        if value.inputs or value.name
-        else None
-    )
-    return frame.flow.asked(test).version or by_value is not None
+    if frame.flow.asked(test).version:
+        return True
+    if not value.inputs and not value.name:
+        return False
+    return find(value, lambda v: v.name != "" and VERSION.search(v.name) is not None, limit=12) is not None
 
 
 def enter(frame: Frame, context: Value) -> None:

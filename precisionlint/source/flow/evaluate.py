@@ -347,16 +347,13 @@ class Frame:
 
     def call(self, node: ast.Call) -> Value:
         func = self.expr(node.func)
-        args: list[Value] = []
-        for arg in node.args:
-            value = self.expr(arg.value if isinstance(arg, ast.Starred) else arg)
-            args.append(value)
-        starred = any(isinstance(arg, ast.Starred) for arg in node.args) or any(k.arg is None for k in node.keywords)
+        args = [self.expr(arg.value if isinstance(arg, ast.Starred) else arg) for arg in node.args]
         options = {keyword.arg: self.expr(keyword.value) for keyword in node.keywords if keyword.arg is not None}
-        for keyword in node.keywords:
-            if keyword.arg is None:  # besides what it is seen to hold it may hold more
-                options[""] = self.expr(keyword.value)
-                options.update(held(self, keyword.value, options[""], options))
+        spread = [keyword.value for keyword in node.keywords if keyword.arg is None]
+        for each in spread:  # besides what it is seen to hold it may hold more
+            options[""] = self.expr(each)
+            options.update(held(self, each, options[""], options))
+        starred = bool(spread) or ast.Starred in map(type, node.args)
         value = self.apply(func, args, options, node, starred)
         keep(self, node, args, value)
         return value

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from precisionlint.findings import Place
 from precisionlint.patterns import regex
 from precisionlint.source.apis import USUAL, table
+from precisionlint.source.flow.words import TEST_FILE
 from precisionlint.source.parsing import walk
 from precisionlint.valueflow import BOOL, INTEGERS, WEIGHTS, Dtypes, Value
 
@@ -35,9 +36,9 @@ class Spot(Struct, frozen=True):
 
 
 NOTHING = Value("unknown")
-KEPT = regex(r"\b_keep_in_fp32_modules(?:_strict)? = \[([^\]]*)\]")
+KEPT = regex(r"_keep_in_fp32_modules(?:_strict)? = \[([^\]]*)\]")
 WORD = regex(r"""["'](\w+)["']""")
-PART = regex(r"\bself\.(\w+) = (\w+)\(")
+PART = regex(r"self\.(\w+) = (\w+)\(")
 """A part of a model, and the class that makes it."""
 DEPTH = 4
 """How deep calls of the project's own functions are entered."""
@@ -102,6 +103,11 @@ class Source(Struct, eq=False, dict=True):
         return handed_on(self.file.syntax)
 
     @cached_property
+    def tests(self) -> bool:
+        """Whether it is a file of tests, by where it lies."""
+        return TEST_FILE.search(self.file.display) is not None
+
+    @cached_property
     def numpy(self) -> bool:
         """Whether the file speaks of NumPy's functions."""
         return b"np." in self.file.data or b"numpy." in self.file.data
@@ -150,15 +156,10 @@ class Function(Struct, eq=False, dict=True):
         """See ``handed_on``."""
         return handed_on(self.node)
 
-    @cached_property
+    @property
     def siblings(self) -> frozenset[str]:
         """The methods that a method calls of its own object."""
-        calls = (node.func for node in walk(self.node) if isinstance(node, ast.Call))
-        return frozenset(
-            func.attr
-            for func in calls
-            if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "self"
-        )
+        return self.source.file.siblings(self.node)
 
 
 class Class(Struct, eq=False, dict=True):
@@ -215,6 +216,16 @@ class Class(Struct, eq=False, dict=True):
     @property
     def kind(self) -> str:
         """``"module"``, ``"function"`` (an autograd.Function), ``"test"`` or ``""``."""
+        if self.derived:
+            return self.derived
+        held = (value.name for value in self.attributes.values() if value.op == "module")
+        if self.method("forward") is not None or any(not name.endswith("Loss") for name in held):
+            return "module"
+        return ""
+
+    @cached_property
+    def derived(self) -> str:
+        """Its kind by what it derives from and what it is called."""
         if any(name.endswith("autograd.Function") for name in self.outside):
             return "function"
         if any(name.rpartition(".")[2] == "TestCase" for name in self.outside) or self.node.name.startswith("Test"):
@@ -222,9 +233,6 @@ class Class(Struct, eq=False, dict=True):
         if any(name.endswith((".Module", "Module")) or name.startswith("torch.nn.") for name in self.outside):
             return "module"
         if any(METRIC.match(name) for name in self.outside):
-            return "module"
-        held = (value.name for value in self.attributes.values() if value.op == "module")
-        if self.method("forward") is not None or any(not name.endswith("Loss") for name in held):
             return "module"
         return ""
 

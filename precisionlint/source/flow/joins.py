@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
+from precisionlint.source.differing import differing
 from precisionlint.source.flow.heap import NOTHING, Environment
 from precisionlint.valueflow import INT64, NUMBER, WEIGHTS, Dtypes, Value
 
@@ -34,15 +34,12 @@ def join(environments: list[Environment]) -> Environment:
     """The variables after branches of which one ran."""
     if len(environments) == 1:
         return environments[0]
-    merged: Environment = {}
-    for name in dict.fromkeys(chain.from_iterable(environments)):
-        found = [environment.get(name) for environment in environments]
-        if found.count(found[0]) == len(found) and found[0] is not None:  # as most are
-            merged[name] = found[0]
-            continue
-        values = [value for value in found if value is not None]
+    merged = dict(environments[0])
+    for name in differing(environments):
+        values = [environment[name] for environment in environments if name in environment]
         if name.startswith("self.") and len(values) < len(environments):
-            continue  # elsewhere it is what the class holds
+            merged.pop(name, None)  # elsewhere it is what the class holds
+            continue
         merged[name] = values[0] if all(value is values[0] for value in values) else either(values)
     return merged
 

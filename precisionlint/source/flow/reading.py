@@ -12,7 +12,7 @@ from precisionlint.patterns import regex
 from precisionlint.source.flow.evaluate import Frame
 from precisionlint.source.flow.heap import DEPTH, NOTHING, Class, Function, Source, Spent, instance
 from precisionlint.source.flow.remembered import Remembered
-from precisionlint.source.flow.words import TEST_FILE, Asked, foreign, words_of
+from precisionlint.source.flow.words import Asked, foreign, words_of
 from precisionlint.source.root import file_of
 from precisionlint.valueflow import HALF, WIDE, Called, Ended, Scope, Touched, Value
 
@@ -171,9 +171,10 @@ class Flow:
     ) -> Value:
         """What a function of the project returns for these arguments; its ops are told, once for all calls that cannot be told apart."""
         mine = function.source is self.source
+        scope = scope_of(function, scope)
         if self.inherited or (mine and (self.shown or function.around)):
             return self.follow(function, args, options, scope, depth, receiver, quiet)
-        key = self.remembered.key(function, args, options, receiver, scope_of(function, scope), quiet and mine)
+        key = self.remembered.key(function, args, options, receiver, scope, quiet and mine)
         arguments = [*args, *options.values(), *([receiver] if receiver is not None else [])]
         again = self.remembered.again(key, arguments, depth) if key is not None else None
         if again is None:
@@ -193,6 +194,7 @@ class Flow:
         receiver: Value | None,
         quiet: bool,
     ) -> Value:
+        """The same by way of its body. ``scope``: its own."""
         if not self.shown:
             self.entered.add(id(function.node))
         source = function.source
@@ -200,7 +202,7 @@ class Flow:
         if source.file.path == self.told and source is not self.source:
             decided = scope.setup or any(map(decides, (*args, *options.values())))
             self.handed[function.node.lineno] = self.handed.get(function.node.lineno, True) and decided
-        frame = Frame(self, source, {}, function.around, scope_of(function, scope), depth, quiet)
+        frame = Frame(self, source, {}, function.around, scope, depth, quiet)
         frame.bind(function, args, options, receiver)
         node = function.node
         if isinstance(node, ast.Lambda):
@@ -277,7 +279,7 @@ def scope_of(function: Function, caller: Scope) -> Scope:
     kind = owner.kind if owner is not None else ""
     if kind == "function":
         kind = "backward" if function.name == "backward" else "forward"
-    if kind in ("", "module") and (function.name.startswith("test") or TEST_FILE.search(function.source.file.display)):
+    if kind in ("", "module") and (function.name.startswith("test") or function.source.tests):
         kind = "test"
     if caller.kind == "backward" or BACKWARD.search(caller.function):
         kind = "backward"
