@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Set
-from itertools import combinations
+from collections.abc import Callable, Iterator, Set
+from functools import lru_cache
+from itertools import chain, combinations, islice
 from typing import Any
 
 from precisionlint.patterns import regex
@@ -59,35 +60,49 @@ def halves(state: State) -> int:
     count = 0
     for sym, fact in state.facts.items():
         if fact.eq is not None:
-            count += HALF.search(fact.eq.name if isinstance(fact.eq, External) else str(fact.eq.value)) is not None
+            count += names_half(fact.eq.name if isinstance(fact.eq, External) else str(fact.eq.value))
         elif fact.truth:
-            count += SWITCH.search(sym.text) is not None
+            count += is_switch(sym.text)
     return count
+
+
+@lru_cache(maxsize=20_000)
+def names_half(text: str) -> bool:
+    """Whether a constant asks for float16."""
+    return HALF.search(text) is not None
+
+
+@lru_cache(maxsize=20_000)
+def is_switch(text: str) -> bool:
+    """Whether words are those for a switch that turns it on."""
+    return SWITCH.search(text) is not None
 
 
 def differences(states: list[State], kept: Set[str]) -> list[tuple[Any, ...]]:
     """For each state what tells it from others: the states of its checks, its regions, variables in scope, and decisions. Values stand
     there as numbers: the same for equal ones."""
     traits: list[list[Any]] = [[] for _ in states]
+    unlike = (values for values in sides(states, kept) if any(value != values[0] for value in values))
+    for position, values in enumerate(islice(unlike, TRAITS)):
+        numbers: dict[Any, int] = {}
+        for mine, value in zip(traits, values, strict=True):
+            mine.append((position, numbers.setdefault(value, len(numbers))))
+    return [tuple(mine) for mine in traits]
 
-    def tell(values: list[Any]) -> None:
-        if len(traits[0]) < TRAITS and any(value != values[0] for value in values):
-            numbers: dict[Any, int] = {}
-            for mine, value in zip(traits, values, strict=True):
-                mine.append((len(mine), numbers.setdefault(value, len(numbers))))
 
-    tell([state.verdict for state in states])
-    tell([state.regions for state in states])
+def sides(states: list[State], kept: Set[str]) -> Iterator[list[Any]]:
+    """What may tell states apart, the same of each of them, what tells most first."""
+    yield [state.verdict for state in states]
+    yield [state.regions for state in states]
     scopes = [state.frames.get(state.frame, {}) for state in states]
-    for slot in dict.fromkeys(slot for scope in scopes for slot in scope):
+    for slot in dict.fromkeys(chain.from_iterable(scopes)):
         if isinstance(slot, str) and (slot in kept or is_kept(slot)):
-            tell([scope.get(slot) for scope in scopes])
+            yield [scope.get(slot) for scope in scopes]
     for obj in states[0].pins[:1]:  # the object whose methods are followed
         owns = [state.heap.get(obj, {}) for state in states]
-        for name in dict.fromkeys(name for own in owns for name in own):
+        for name in dict.fromkeys(chain.from_iterable(owns)):
             if isinstance(name, str) and (name in kept or is_kept(name)):
-                tell([own.get(name) for own in owns])
-    for sym in dict.fromkeys(sym for state in states for sym in state.facts):
+                yield [own.get(name) for own in owns]
+    for sym in dict.fromkeys(chain.from_iterable(state.facts for state in states)):
         if is_asked(sym.text, kept):
-            tell([state.facts.get(sym) for state in states])
-    return [tuple(mine) for mine in traits]
+            yield [state.facts.get(sym) for state in states]

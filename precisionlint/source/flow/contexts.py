@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -42,7 +43,13 @@ def asks_version(frame: Frame, test: ast.expr, value: Value) -> bool:
         return True
     if not value.inputs and not value.name:
         return False
-    return find(value, lambda v: v.name != "" and VERSION.search(v.name) is not None, limit=12) is not None
+    return find(value, lambda v: names_version(v.name), limit=12) is not None
+
+
+@lru_cache(maxsize=10_000)
+def names_version(name: str) -> bool:
+    """Whether a name is one for a version, or for what a module has."""
+    return VERSION.search(name) is not None
 
 
 def enter(frame: Frame, context: Value) -> None:
