@@ -339,9 +339,9 @@ def trees(display: str, path: Path, data: bytes) -> None:
     Raises: UnreadableError.
     """
     from precisionlint.source.project import Project
-    from precisionlint.subjects import File, tree
+    from precisionlint.subjects import File, yaml_trees
 
-    tree.documents(File(display, path, data, Project(path.absolute().parent)))
+    yaml_trees.documents(File(display, path, data, Project(path.absolute().parent)))
 
 
 def unreadable(display: str, error: OSError) -> FileError:

@@ -160,11 +160,11 @@ def test_a_program_with_more_choices_than_paths_is_read_to_its_end() -> None:
     assert not [place for place in report.coverage.gave_up if "to the end" in place.what]
 
 
-def test_neither_torch_nor_libcst_is_imported() -> None:
+def test_neither_torch_nor_libcst_nor_yaml_is_imported() -> None:
     code = (
         "import sys; from precisionlint import check; from precisionlint import catalogue\n"
         "report = check(['fixtures/projects'], select=frozenset(catalogue.load()), assume={})\n"
-        "print(len(report.findings), [name for name in ('torch', 'triton', 'numpy', 'libcst') if name in sys.modules])"
+        "print(len(report.findings), [name for name in ('torch', 'triton', 'numpy', 'libcst', 'yaml') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "5 []\n"

@@ -12,7 +12,8 @@ from precisionlint.findings import Report
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.source.project import Project
 from precisionlint.subjects import File, tree
-from precisionlint.subjects.tree import Table, documents
+from precisionlint.subjects.tree import Table
+from precisionlint.subjects.yaml_trees import documents
 
 DEEPSPEED = '{"train_batch_size": 8, "bf16": {"enabled": true, "loss_scale": 0}}'
 

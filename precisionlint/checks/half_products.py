@@ -230,9 +230,11 @@ def normalised_by_factor(value: Value, scope: Scope) -> Iterator[Any]:
     operands = {id(each): next(sources(each)) for each in value.inputs[:4]}
     inverse = next((each for each in operands.values() if inverted(each) is not None), None)
     below = inverted(inverse) if inverse is not None else None
+    if below is None:
+        return
     parts = [each for each in operands.values() if each is not inverse]
     above = next((made for each in parts if (made := matmul_of(each, SHOWN)) is not None), None)
-    if below is None or above is None or bounded(above) or bounded(below) or scope.enabled is False:
+    if above is None or bounded(above) or bounded(below) or scope.enabled is False:
         return
     together = [*parts, *above.inputs]
     if not any(same(a, b) for a in together for b in below.inputs) or grade(above.dtypes, scope) is None:

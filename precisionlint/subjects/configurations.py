@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from precisionlint.patterns import regex
 from precisionlint.recipes import Recipe
 from precisionlint.subjects import File, deepspeed, finetuning, lightning_cli, megatron
-from precisionlint.subjects.tree import documents, tables
+from precisionlint.subjects.tree import tables
+from precisionlint.subjects.yaml_trees import documents
 
 FRAMEWORKS = (
     deepspeed.recipe,

@@ -11,7 +11,8 @@ from precisionlint.patterns import regex
 from precisionlint.recipes import Recipe, Setting
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.subjects import File, deepspeed, megatron
-from precisionlint.subjects.tree import documents, tables
+from precisionlint.subjects.tree import tables
+from precisionlint.subjects.yaml_trees import documents
 
 OVERRIDE = regex(r"(?<![\w$-])[+]*((?:\w+\.)+(reduce_dtype|main_grads_dtype))=[\"']?(\w+)")
 FILLED = regex(r"\$\{[^}\n]*\}")
