@@ -235,3 +235,49 @@ def test_a_module_that_casts_itself_to_what_it_is_handed(tmp_path: Path) -> None
     )
     for given, told in (("torch.bfloat16", True), ("torch.float32", False), ("", False)):
         assert found(tmp_path / "a.py", text.replace("{given}", given)) == [("bf16-only-weights", "likely")] * told
+
+
+CHOSEN = """
+import torch
+from models import First, Second
+
+
+def build(kind, dtype=torch.bfloat16):
+    if kind == "first":
+        net = First().to(dtype)
+    else:
+        net = Second(kind).to(dtype)
+    return net
+
+
+def optimizer_of(kind, parameters):
+    if kind == "adam":
+        {first}
+    else:
+        {second}
+    return make(parameters, lr=1e-5)
+
+
+def train(kind, loader):
+    net = build(kind)
+    stepper = optimizer_of(kind, net.parameters())
+    for x, y in loader:
+        loss = (net(x) - y).float().square().mean()
+        loss.backward()
+        stepper.step()
+        stepper.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("make = torch.optim.Adam", "make = torch.optim.SGD"),
+        ("from bitsandbytes.optim import AdamW8bit as make", "make = torch.optim.AdamW"),
+    ],
+)
+def test_models_and_optimizers_of_which_a_setting_chooses_one(tmp_path: Path, first: str, second: str) -> None:
+    text = CHOSEN.format(first=first, second=second)
+    assert ("bf16-only-weights", "certain") in found(tmp_path / "a.py", text)
+    wide = text.replace("torch.bfloat16", "torch.float32")
+    assert not found(tmp_path / "a.py", wide)

@@ -42,6 +42,10 @@ KEPT = regex(
 """What a name must hold for its value to be kept whether or not a test names it."""
 
 
+SCHEDULERS = "lr_scheduler"
+"""The module of torch.optim that holds no optimizers."""
+
+
 @lru_cache(maxsize=20_000)
 def is_kept(name: str) -> bool:
     """Whether a name alone says that its value is kept."""
@@ -159,8 +163,8 @@ def plain(name: str, value: Value | None, kept: Set[str]) -> bool:
     match value:
         case None | Const() | Sym() | Cond():
             return True
-        case External():
-            return value.name not in DTYPES
+        case External():  # a dtype, or a class of optimizers or scalers
+            return value.name not in DTYPES and (SCHEDULERS in value.name or not is_kept(value.name))
         case Obj(cls=External(name=cls)):
             return cls in ("builtins.list", "builtins.dict") or cls.startswith("torch.nn.")
         case Obj(cls=Class(cls=definition)):

@@ -244,7 +244,11 @@ class Interpreter:
             value.key[2] if isinstance(value, Sym) and value.key[0] == "cast" else "" for value in values if value
         }
         if len(dtypes) == 1 and "" not in dtypes:  # whichever it is, it was cast to that
-            return self.derived(("cast", joined, dtypes.pop()), text, (joined,), flow)
+            cast = self.derived(("cast", joined, dtypes.pop()), text, (joined,), flow)
+            where = next((self.cast_at[value] for value in values if value in self.cast_at), None)
+            if where is not None:
+                self.cast_at.setdefault(cast, where)
+            return cast
         return joined
 
     # -- events
