@@ -10,7 +10,7 @@ from precisionlint.patterns import regex
 from precisionlint.source import effects, repeats
 from precisionlint.source import program as p
 from precisionlint.source.evaluate import attribute, class_attribute, elements, evaluate
-from precisionlint.source.objects import dtype_of, is_container, name_of
+from precisionlint.source.objects import dtype_of, holds_gradients, is_container, name_of
 from precisionlint.source.records import SHARE, Args, BudgetError, FrameInfo, Paths
 from precisionlint.source.state import State
 from precisionlint.source.values import (
@@ -158,7 +158,7 @@ def call_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state:
         if module.is_strong(function) and function not in it.entered:
             run_function(it, func, args, instr, state.fork())
         return [(state, effects.result(it, state, instr, func, args))]
-    if not module.is_relevant(function):
+    if not module.is_relevant(function) and not any(holds_gradients(state, value) for _, value in args):
         states = [state]
         for _, value in args:
             if isinstance(value, (Func, Partial)):

@@ -32,6 +32,12 @@ def is_container(value: Value) -> bool:
     return isinstance(value, Obj) and isinstance(value.cls, External) and value.cls.name.startswith("builtins.")
 
 
+def holds_gradients(state: State, value: Value) -> bool:
+    """Whether a value is gradients, or a list of them: whoever is handed these may read them without a word of gradients."""
+    held = (value, *state.heap.get(value, {}).values()) if is_container(value) else (value,)
+    return any(isinstance(each, Tensors) and each.kind == "grad" for each in held)
+
+
 PARAMETER = "parameter"
 """Where a tensor that is a weight of its own keeps what stands for that weight."""
 
