@@ -109,6 +109,54 @@ def test_tests_are_no_callers_of_a_library(tmp_path: Path) -> None:
     assert ("steps.py", 7) in found(tmp_path, "steps.py")
 
 
+STEP = """
+import torch
+
+
+class Step:
+    def __init__(self, model):
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cuda")
+
+    def forward_backward(self, x):
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = self.model(x).mean()
+        self.scaler.scale(loss).backward()
+
+    def finish(self):
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+"""
+LOOP = """
+from step import Step
+
+
+def run(models, x):
+    steps = {name: Step(model) for name, model in models.items()}
+    for step in steps.values():
+        step.forward_backward(x)
+        {between}
+        step.finish()
+"""
+
+
+@pytest.mark.parametrize(
+    ("between", "lines"),
+    [
+        ("step.scaler.unscale_(step.optimizer)", []),
+        ("pass", [17]),
+        ("step.other.unscale_(step.optimizer)", [17]),
+    ],
+)
+def test_who_steps_an_object_may_have_unscaled_before(tmp_path: Path, between: str, lines: list[int]) -> None:
+    write(tmp_path, step=STEP, loop=LOOP.replace("{between}", between))
+    assert found(tmp_path, "step.py") == [("step.py", line) for line in lines]
+    report = check([str(tmp_path / "step.py")], select=["clip-before-unscale"], min_confidence="possible")
+    assert [each.place.line for each in report.findings] == [17]
+
+
 SCORES = """
 import torch
 

@@ -26,6 +26,10 @@ UNFINISHED = regex(r"too many paths|more paths at once|nested too deeply|has too
 """What is said of a program that was not read to its end."""
 
 
+OF_SCALED = frozenset({"clip-before-unscale", "scaled-gradients-read"})
+UNSCALES_OTHERS = regex(rb"\b(?!self\.)\w+(?:\.\w+|\[[^\]\n]*\])*\.\w*scal\w*\.unscale_\(")
+"""What unscales with the scaler of another object."""
+
 Spot = tuple[str, Path, int]
 """A rule, a file and a line of it."""
 
@@ -95,6 +99,25 @@ class Callers:
             and (hit.rule, module.path, line) not in each.faults
             for each in seen
         )
+
+    def unscale(self, hit: Hit, module: ProjectModule) -> bool:
+        """Whether who calls the methods of an object may unscale between them, or before: a file that imports theirs does so through it, with
+        ``step.scaler.unscale_(optimizer)``."""
+        if hit.rule not in OF_SCALED:
+            return False
+        entered = any(isinstance(fact, tuple) and fact[0] == "unscaled" for fact in hit.unless)
+        functions = {found[0] for at in (hit.at, *(seen.at for seen in hit.trace)) if (found := method_of(module, at))}
+        if not entered and len(functions) < 2:
+            return False
+        importers = [path for path in self.importers(module.path) if path != module.path]
+        self.project.called.setdefault(module.path, set()).update(importers)
+        return any(UNSCALES_OTHERS.search(self.project.read(path) or b"") for path in importers)
+
+
+def method_of(module: ProjectModule, at: Any) -> tuple[p.Function, p.ClassDef | None] | None:
+    """The function of a file in which something was seen."""
+    nodes = nodes_in(at, module)
+    return enclosing(module, nodes[0]) if nodes else None
 
 
 def nodes_in(where: Any, module: ProjectModule) -> list[Any]:

@@ -227,7 +227,7 @@ class Run:
                 continue  # and no other file is asked
             if self.shown_elsewhere(project, hit, places.module) or self.ruled_out(project, hit, places.module):
                 continue
-            if of_test(hit, places.module):
+            if of_test(hit, places.module) or self.callers(project).unscale(hit, places.module):
                 hit = replace(hit, confidence="possible")
             found.append(self.finding(hit, place, places))
             if hit.once is not None:
@@ -236,11 +236,11 @@ class Run:
 
     def ruled_out(self, project: Project, hit: Hit, module: ProjectModule) -> bool:
         """Whether the callers of a file's function hand it nothing for which the hit stands."""
+        return self.callers(project).rule_out(hit, module)
+
+    def callers(self, project: Project) -> Callers:
         evidence = self.evidence.setdefault(project.root, Evidence(project))
-        callers = Callers(
-            project, lambda path: evidence.importers.get(path, []), lambda path: self.shows(project, path)
-        )
-        return callers.rule_out(hit, module)
+        return Callers(project, lambda path: evidence.importers.get(path, []), lambda path: self.shows(project, path))
 
     def shows(self, project: Project, path: Path) -> Shown | None:
         """What a file shows when it is read by itself; None where it cannot be."""
