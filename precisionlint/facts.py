@@ -113,13 +113,13 @@ class Moment(Event, frozen=True, eq=False):
 
 class HalfModel(Event, frozen=True, eq=False):
     """A model is half where it is cast or loaded, and an optimizer takes its parameters in the same file. ``dtype``: ``"half"`` where it may be
-    either; ``taken``: where the optimizer takes them; ``scaled``: a scaler steps in the file, and the weights may be fp16."""
+    either; ``taken``: where the optimizer takes them; ``scaled``: what scales in the file, where the weights may be fp16."""
 
     name: str
     dtype: str
     optimizer: str
     taken: Place
-    scaled: bool
+    scaled: str
 
 
 class HalfLogits(Event, frozen=True, eq=False):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from precisionlint import check
+from precisionlint.facts import HalfModel
 from precisionlint.source.project import Project
 from precisionlint.subjects import File, half_models
 
@@ -61,6 +62,8 @@ def told(folder: Path, text: str, rule: str) -> list[tuple[int, str]]:
         (PLAIN, "wrapped = DDP(net)", "optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)"),
         (PLAIN, "groups = [{'params': net.body.parameters()}]", "optimizer = torch.optim.Adam(groups)"),
         (PLAIN, "pass", "optimizer = torch.optim.Adam(chosen_params(net), lr=1e-4)"),
+        (PLAIN, "if options.use_lora: net = get_peft_model(net, options)", ADAM),
+        (PLAIN, "if not options.use_lora: trained = net", ADAM.replace("net.p", "trained.p")),
     ],
 )
 def test_half_models_that_an_optimizer_takes_in_the_same_file(made: str, after: str, optimizer: str) -> None:
@@ -77,6 +80,9 @@ def test_half_models_that_an_optimizer_takes_in_the_same_file(made: str, after: 
         (PLAIN, "net.requires_grad_(False)", ADAM),
         (PLAIN, "for p in net.parameters(): p.data = p.data.float()", ADAM),
         (PLAIN, "net = get_peft_model(net, options)", ADAM),
+        (PLAIN, "if options.grow: net = get_peft_model(net, options)", ADAM),
+        ("net = build(options)", "if options.use_lora: net.to(dtype)", ADAM),
+        (PLAIN, "if options.use_lora: net = get_peft_model(net, options); " + ADAM, "pass"),
         (PLAIN, "other = build(options)", "optimizer = torch.optim.Adam(other.parameters())"),
         (PLAIN, "master_params = [p.detach().clone() for p in net.parameters()]", ADAM),
         ("net = AutoModelForCausalLM.from_pretrained(options.name, dtype=dtype, load_in_8bit=True)", "pass", ADAM),
@@ -94,6 +100,48 @@ def test_tests_and_functions_that_train_nothing_are_passed_over() -> None:
     assert len(read(text)) == 1
     assert read(text, "tests/test_fit.py") == []
     assert read(text.replace("def fit", "def benchmark")) == []
+
+
+ACCELERATED = """
+import torch
+from accelerate import Accelerator
+from diffusers import StableDiffusionPipeline
+
+
+def main(config, loader):
+    accelerator = Accelerator(mixed_precision=config.mixed_precision)
+    pipe = StableDiffusionPipeline.from_pretrained(config.name)
+    dtype = {dtype}
+    {cast}
+    layers = wrapped_layers(pipe.unet) if config.small else pipe.unet
+    if config.whole:
+        layers = pipe.unet
+    optimizer = chosen(config)(layers.parameters(), lr=config.lr)
+    optimizer = torch.optim.AdamW(layers.parameters(), lr=config.lr)
+    for x in loader:
+        loss = layers(x).mean()
+        accelerator.backward(loss)
+        optimizer.step()
+"""
+HALVED = "torch.float16 if accelerator.mixed_precision == 'fp16' else torch.float32"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cast", "lines"),
+    [
+        (HALVED, "pipe.unet.to(accelerator.device, dtype=dtype)", [11]),
+        (HALVED.replace("float16", "bfloat16"), "pipe.unet.to(accelerator.device, dtype=dtype)", []),
+        (HALVED, "pipe.vae.to(accelerator.device, dtype=dtype)", []),
+        (HALVED, "if config.use_lora: pipe.unet.to(accelerator.device, dtype=dtype)", []),
+    ],
+)
+def test_what_accelerate_trains_may_be_fp16_under_its_scaler(
+    tmp_path: Path, dtype: str, cast: str, lines: list[int]
+) -> None:
+    facts = half_models.read(
+        File("fit.py", Path("fit.py"), ACCELERATED.format(dtype=dtype, cast=cast).encode(), Project(Path.cwd()))
+    )
+    assert [each.at.line for each in facts if isinstance(each, HalfModel) and "accelerate" in each.scaled] == lines
 
 
 METHODS = """

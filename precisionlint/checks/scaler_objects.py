@@ -149,7 +149,7 @@ def scaler_with_half_weights(ledger: Ledger, event: Grads | Step | HalfModel) ->
             yield Hit(
                 "scaler-with-half-weights",
                 event.at,
-                f"'{event.name}' can be fp16 from here on, {event.optimizer} takes its parameters, and a GradScaler steps in this file: where it is "
+                f"'{event.name}' can be fp16 from here on, {event.optimizer} takes its parameters, and {event.scaled}: where it is "
                 "enabled, it raises 'Attempting to unscale FP16 gradients'; keep the weights in fp32 and let autocast cast them",
                 (Seen(event.taken, f"{event.optimizer} takes its parameters"),),
                 confidence="possible",

@@ -34,6 +34,11 @@ MASTERS = regex(
 ASIDE = regex(r"valid|infer|sampl|save|export|eval|generat|convert|bench|test|predict|demo", re.I)
 """Functions that train nothing."""
 QUANTISED = regex(r"^(?:load_in_\dbit|quantization_config)$")
+SCALES = {
+    "a GradScaler steps in this file": ("GradScaler(", regex(r"scaler\w*\.(?:step|unscale_)\(")),
+    "accelerate steps with a GradScaler under fp16": ("Accelerator(", regex(r"accelerator\.backward\(")),
+}
+"""What is said of a file that scales, and what it holds."""
 LOADS = ("from_pretrained", "from_config")
 DTYPES = ("torch_dtype", "dtype")
 WIDE = regex(r"float32|\bfloat\(\)|double")
@@ -60,7 +65,8 @@ def read(file: File) -> Iterator[HalfModel | HalfLogits]:
     """The half models of a file that an optimizer takes, and the losses of what they give."""
     if TEST_PATH.search(file.display) or MASTERS.search(file.text):
         return
-    scales = "GradScaler(" in file.text and re.search(r"scaler\w*\.(?:step|unscale_)\(", file.text) is not None
+    scaling = (what for what, (made, used) in SCALES.items() if made in file.text and used.search(file.text))
+    scales = next(scaling, "")
     functions = [node for node in file.functions if not ASIDE.search(node.name)]
     top: list[ast.stmt] = [node for node in file.syntax.body if not isinstance(node, DEFINITIONS)]
     scopes: list[tuple[Sequence[ast.stmt], bool]] = [(top, False)]
@@ -77,7 +83,7 @@ def read(file: File) -> Iterator[HalfModel | HalfLogits]:
                         yield HalfLogits(file.place(call), (), min(made.dtypes), file.place(made.at))
                 told.add(made.at)
                 dtype = min(made.dtypes) if len(made.dtypes) == 1 else "half"
-                scaled = scales and "fp16" in made.dtypes
+                scaled = scales if "fp16" in made.dtypes else ""
                 yield HalfModel(
                     file.place(made.at), (), made.name, dtype, last_name(taken.func), file.place(taken), scaled
                 )
@@ -106,7 +112,8 @@ class Scope:
             for call in optimizers:
                 later = self.of_class or call.lineno > made.at.lineno
                 if later and any(self.takes(call, name) for name in names):
-                    if not any(self.spared(name, made.at.lineno) for name in names):
+                    apart = self.only_adapted(call)
+                    if made.at not in apart and not any(self.spared(name, made.at.lineno, apart) for name in names):
                         yield made, call
                     break
 
@@ -214,8 +221,9 @@ class Scope:
         return ""
 
     def called(self, name: str) -> list[str]:
-        """A model's name, and those of what only wraps it."""
-        return [name, *(other for other, values in self.values.items() for value in values if wraps(value, name))]
+        """A model's name, the other names that it goes by, and those of what only wraps it."""
+        others = (other for other, values in self.values.items() for value in values if other and wraps(value, name))
+        return list(dict.fromkeys((name, *others)))
 
     def takes(self, call: ast.Call, name: str) -> bool:
         """Whether an optimizer is given parameters of the model."""
@@ -236,10 +244,21 @@ class Scope:
                     return True
         return False
 
-    def spared(self, name: str, line: int) -> bool:
-        """Whether a model is frozen, is adapted, or goes back to fp32 after a line."""
+    def only_adapted(self, taken: ast.Call) -> set[ast.AST]:
+        """What stands in branches for adapters that the optimizer is not in: the other branch trains the whole model."""
+        apart: set[ast.AST] = set()
         for node in self.nodes:
-            if isinstance(node, ast.Call):
+            if isinstance(node, ast.If) and ADAPTS.search(ast.unparse(node.test)):
+                without = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+                inside = {each for statement in (node.orelse if without else node.body) for each in walk(statement)}
+                if taken not in inside:
+                    apart |= inside
+        return apart
+
+    def spared(self, name: str, line: int, apart: set[ast.AST]) -> bool:
+        """Whether a model is frozen, is adapted (``apart``: in one of the configurations only), or goes back to fp32 after a line."""
+        for node in self.nodes:
+            if isinstance(node, ast.Call) and node not in apart:
                 text = ast.unparse(node)
                 if ADAPTS.search(ast.unparse(node.func)) and (
                     name in map(spelled, node.args) or receiver(node) == name
@@ -280,8 +299,8 @@ def entries(table: ast.expr) -> Iterator[tuple[str, ast.expr]]:
 
 
 def wraps(value: ast.expr, name: str) -> bool:
-    """``DDP(model, …)``"""
-    return (
+    """``DDP(model, …)``, or the model itself"""
+    return spelled(value) == name or (
         isinstance(value, ast.Call)
         and bool(value.args)
         and spelled(value.args[0]) == name
