@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -184,6 +185,12 @@ def stream(kind: str) -> Callable[..., Outcome]:
 
 
 def range_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """A range: of one number that is known it is that, and a loop over it does not come round."""
+    ends = [value.value for name, value in args if name is None and isinstance(value, Const)]
+    if len(ends) == len(args) and all(isinstance(end, int) for end in ends):
+        with contextlib.suppress(ValueError, TypeError, OverflowError):  # of no such range, or of one too long
+            if len(only := range(*ends)) == 1:
+                return one(state, Tup((const(only[0]),)))
     return one(state, it.site(state, instr.at, "range(…)", PLAIN, ()))
 
 
