@@ -51,10 +51,19 @@ def load_module(it: Interpreter, state: State, module: ProjectModule) -> None:
             it.silent -= 1
         it.snapshots[module] = after[0] if after else None
         if after:
+            forget_rebound(it, module, after[0])
             it.layers.append(after[0])
             it.collector.settle(after[0])
     lay(it, state)
     state.frames.setdefault(it.globals_frame(module), {})
+
+
+def forget_rebound(it: Interpreter, module: ProjectModule, state: State) -> None:
+    """``_ARGS = None`` at the top of a file one of whose functions sets it: whoever reads it later finds what that has set, most of the time."""
+    scope = state.frames.get(it.globals_frame(module), {})
+    for name in module.rebound:
+        if isinstance(scope.get(name), Const):
+            state.scope(it.globals_frame(module))[name] = it.free(name)
 
 
 def lay(it: Interpreter, state: State) -> None:

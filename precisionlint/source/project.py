@@ -30,6 +30,7 @@ from precisionlint.source.parsing import (
     lines_spanned,
     parse,
     split_lines,
+    walk,
     without_remarks,
     words_in,
 )
@@ -174,6 +175,13 @@ class ProjectModule:
         """Whether something that a function names reaches a mark of this kind."""
         mine = named_in(self.source_of(function)) & self.known_names
         return any(self.project.reaches(self.path, name, kind) for name in sorted(mine - {function.name}))
+
+    @cached_property
+    def rebound(self) -> frozenset[str]:
+        """The globals of this file that its functions set."""
+        if "global " not in self.text:
+            return frozenset()
+        return frozenset(name for node in walk(self.tree) if isinstance(node, ast.Global) for name in node.names)
 
     @cached_property
     def known_names(self) -> frozenset[str]:

@@ -23,6 +23,7 @@ from precisionlint.source.calls import SETTINGS
 from precisionlint.source.differing import differing
 from precisionlint.source.effects.checkpoints import returned
 from precisionlint.source.hanging import hangs_on
+from precisionlint.source.imports import forget_rebound
 from precisionlint.source.interpret import Interpreter
 from precisionlint.source.parsing import walk
 from precisionlint.source.project import Project, ProjectModule
@@ -95,6 +96,7 @@ class Reader(Struct, frozen=True):
         seen = self.it.coverage
         seen.programs += bool(self.it.entered or seen.loops or seen.optimizers or seen.scalers)
         states = self.thin(states) or [start]
+        forget_rebound(self.it, self.module, states[0])
         self.functions(states[0], rest=False)
         self.classes(states[0])
         self.functions(states[0], rest=True)

@@ -146,10 +146,15 @@ class State:
     def assume(self, cond: Cond) -> bool:
         """Takes a condition for granted; False where this path cannot be."""
         fact = learn(self.facts.get(cond.sym, NOTHING), cond)
-        if fact is None:
+        if fact is None or (fact.truth and "16" in cond.sym.text and self.other_half(cond.sym.text)):
             return False
         self.facts[cond.sym] = fact
         return True
+
+    def other_half(self, text: str) -> bool:
+        """Whether this path has switched on the other half dtype, by the setting of the same name: nobody sets ``fp16`` and ``bf16``."""
+        other = text.replace("fp16", "bf16") if "fp16" in text else text.replace("bf16", "fp16")
+        return other != text and any(fact.truth and sym.text == other for sym, fact in self.facts.items())
 
     def renew(self, sym: Sym) -> None:
         """The symbol stands for another value from here on: what was decided of it is over."""
