@@ -11,7 +11,7 @@ from precisionlint import catalogue, check
 from precisionlint.findings import Report
 from precisionlint.source.parsing import UnreadableError
 from precisionlint.source.project import Project
-from precisionlint.subjects import File, tree
+from precisionlint.subjects import File, yaml_trees
 from precisionlint.subjects.tree import Table
 from precisionlint.subjects.yaml_trees import documents
 
@@ -48,7 +48,7 @@ def table(text: str, name: str = "a.json") -> Table:
 def test_json_is_read_with_what_people_put_into_it(text: str, loader: str, monkeypatch: pytest.MonkeyPatch):
     if not hasattr(yaml, loader):
         pytest.skip("this PyYAML comes without libyaml")
-    monkeypatch.setattr(tree, "LOADER", getattr(yaml, loader))
+    monkeypatch.setattr(yaml_trees, "LOADER", getattr(yaml, loader))
     read = table(text)
     a, c = read.setting("a"), read.setting("b.c")
     assert a is not None and c is not None
