@@ -149,7 +149,8 @@ def mark(block: p.Block, after: frozenset[p.Slot], keep: frozenset[str], known: 
     for index in range(len(block.code) - 1, -1, -1):
         instr = block.code[index]
         mentioned = mentions(instr, known)
-        inner_after = frozenset(later) if blocks(instr) else frozenset()
+        inside = blocks(instr)
+        inner_after = frozenset(later) if inside else frozenset()
         if isinstance(instr, (p.For, p.While, p.Try)):
             # A loop comes round again, a handler follows what it guards; temporaries never outlive their statement.
             inner_after |= {slot for slot in mentioned if isinstance(slot, str)}
@@ -157,7 +158,7 @@ def mark(block: p.Block, after: frozenset[p.Slot], keep: frozenset[str], known: 
             inner_after |= own_slots(instr)
         if isinstance(instr, p.For) and instr.comprehension:
             inner_after |= mentioned
-        for inner in blocks(instr):
+        for inner in inside:
             mark(inner, inner_after, keep, known)
         kills[index] = tuple(s for s in mentioned if s not in later and s not in keep)
         later |= mentioned

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from precisionlint.source import program as p
 from precisionlint.source.liveness import Mentions, mark_kills, mentions, outer_names, outside_loops
-from precisionlint.source.parsing import lines_spanned
+from precisionlint.source.parsing import lines_spanned, walk
 
 NONE = p.Const(None)
 
@@ -563,10 +563,4 @@ def captured_names(functions: list[p.Function]) -> frozenset[str]:
 
 def identifiers(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Every name in these subtrees (not attributes): what a nested function may take from around it."""
-    stack = list(nodes)
-    while stack:
-        current = stack.pop()
-        if isinstance(current, ast.Name):
-            yield current.id
-        else:
-            stack.extend(ast.iter_child_nodes(current))
+    return (each.id for node in nodes for each in walk(node) if isinstance(each, ast.Name))

@@ -7,9 +7,10 @@ ops and dtypes, the same constants) returns the same graph over other leaves, so
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
-from precisionlint.source.flow.heap import NOTHING, Function
+from precisionlint.source.flow.heap import Function
 from precisionlint.source.flow.words import NO_TENSOR
 from precisionlint.valueflow import NO_OPTIONS, Scope, Value
 
@@ -22,11 +23,34 @@ INSIDE = frozenset({"tuple", "dict", "many", "either", "view"})
 Key = tuple[Any, ...]
 
 
+class Call:
+    """A call that was followed: how deep it stood, what it was given, and what it returned."""
+
+    def __init__(self, depth: int, given: list[Value], result: Value) -> None:
+        self.depth = depth
+        self.given = given
+        self.result = result
+
+    @cached_property
+    def near(self) -> frozenset[int]:
+        """The values of the result that are copied, by their ids: as far as a pattern looks into it, and not through what was given."""
+        given = {id(value) for value in self.given}
+        near, todo = {id(self.result)}, [self.result]
+        for value in todo:
+            if id(value) in given or len(todo) > NEAR:
+                continue
+            for one in value.inputs:
+                if id(one) not in near:
+                    near.add(id(one))
+                    todo.append(one)
+        return frozenset(near)
+
+
 class Remembered:
     """The calls of one reading."""
 
     def __init__(self) -> None:
-        self.calls: dict[Key, tuple[int, list[Value], Value]] = {}
+        self.calls: dict[Key, Call] = {}
 
     def key(
         self,
@@ -57,30 +81,22 @@ class Remembered:
     def again(self, key: Key, arguments: Iterable[Value], depth: int) -> Value | None:
         """What a call returned that was followed before, made of these arguments; None where there was none: what was called deeper was
         followed less far."""
-        followed, before, result = self.calls.get(key, (depth + 1, [], NOTHING))
-        if followed > depth:
+        call = self.calls.get(key)
+        if call is None or call.depth > depth:
             return None
-        here = {id(old): new for old, new in zip(before, parts(arguments), strict=True)}
-        return Copy(here, result).of(result)
+        here = {id(old): new for old, new in zip(call.given, parts(arguments), strict=True)}
+        return Copy(here, call.near).of(call.result)
 
     def keep(self, key: Key, arguments: Iterable[Value], depth: int, result: Value) -> None:
-        self.calls[key] = (depth, list(parts(arguments)), result)
+        self.calls[key] = Call(depth, list(parts(arguments)), result)
 
 
 class Copy:
     """A graph with other leaves, as far as a pattern looks into it; what is further away stays as it was."""
 
-    def __init__(self, leaves: dict[int, Value], result: Value) -> None:
+    def __init__(self, leaves: dict[int, Value], near: frozenset[int]) -> None:
         self.made = leaves
-        self.near = {id(result)}
-        todo = [result]
-        for value in todo:
-            if id(value) in leaves or len(todo) > NEAR:
-                continue
-            for one in value.inputs:
-                if id(one) not in self.near:
-                    self.near.add(id(one))
-                    todo.append(one)
+        self.near = near
 
     def of(self, value: Value) -> Value:
         known = self.made.get(id(value))
