@@ -112,16 +112,12 @@ class Collector:
 
 def drop(state: State, live: set[Any]) -> None:
     """Drops what is not alive. What is set in an outside package (a default dtype) holds for whoever asks."""
-    heap = state.heap
-    dead = [
-        o
-        for o in heap
-        if o not in live and not (isinstance(o, Sym) and askable(o, live, 0)) and not isinstance(o, (Class, External))
-    ]
-    for obj in dead:
-        del heap[obj]
-    for sym in [s for s in state.facts if not askable(s, live, 0)]:
-        del state.facts[sym]
+    for obj in set(state.heap) - live:  # sets take over the hashes of a dictionary: most of it is alive
+        if not isinstance(obj, (Class, External)) and not (isinstance(obj, Sym) and askable(obj, live, 0)):
+            del state.heap[obj]
+    for sym in set(state.facts) - live:
+        if not askable(sym, live, 0):
+            del state.facts[sym]
 
 
 def leaves_of(values: Iterable[Value]) -> Iterable[Any]:

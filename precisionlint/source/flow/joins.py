@@ -20,9 +20,10 @@ def either(values: list[Value]) -> Value:
         return distinct[0]
     if not distinct:
         return values[0] if values else NOTHING
-    if all(v.op == "unknown" and v.ref is None for v in distinct):
+    ops = {v.op for v in distinct}
+    if ops == {"unknown"} and all(v.ref is None for v in distinct):
         return distinct[0]
-    if all(v.op == "constant" for v in distinct) and len({repr(v.constant) for v in distinct}) == 1:
+    if ops == {"constant"} and len({repr(v.constant) for v in distinct}) == 1:
         return distinct[0]
     dtypes: Dtypes = frozenset().union(*(value.dtypes for value in distinct))
     flat = [inner for value in distinct for inner in (value.inputs if value.op == "either" else (value,))]

@@ -91,9 +91,10 @@ class Flow:
         yield from self.events
 
     def asked(self, test: ast.expr) -> Asked:
-        if test not in self.tests:
-            self.tests[test] = words_of(test)
-        return self.tests[test]
+        found = self.tests.get(test)
+        if found is None:
+            found = self.tests[test] = words_of(test)
+        return found
 
     def global_of(self, source: Source, name: str) -> Value | None:
         """A name of a file's top level. Of other files than the one at hand, only the statement that makes the name is run."""
