@@ -48,14 +48,14 @@ def half_gradient_reduction(state: None, event: Recipe | Called) -> Iterator[Any
 
 
 def by_hand(event: Called) -> Iterator[Any]:
-    """``dist.all_reduce(p.grad.half())``"""
+    """``dist.all_reduce(p.grad.half())``; a hook's bucket is told where the hook is registered."""
     call = event.value
     summed = call.option("tensor", SUMMED[call.name]) if call.name in SUMMED else None
     if summed is None or not known_half(summed.dtypes) or event.scope.kind == "test":
         return
     cast = find(summed, cast_to_half, lambda value: value.op not in VIEWS | {"cast", "div", "mul", "cat"}, 16)
     gradient = find(cast, lambda value: value.op == "gradient", limit=16) if cast is not None else None
-    if cast is None or gradient is None:
+    if cast is None or gradient is None or gradient.name == "buffer":
         return
     name = short(cast.dtypes)
     yield hit(

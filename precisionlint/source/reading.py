@@ -142,12 +142,19 @@ class Reader(Struct, frozen=True):
                 it.entered |= ever
             # As many times the paths take about as many times the steps, at most.
             wider = min(WIDEST, width * (it.limit - it.steps) // (it.steps - first + 1))
-            if last or wider <= width or not it.thinned or not it.trains:
+            may_train = it.trains or BEGINS.search(self.text_of(node)) is not None  # on a path that was left out
+            if last or wider <= width or not it.thinned or not may_train:
                 break
             width, narrowly = wider, dict(gave_up)
             gave_up.clear()
             gave_up.update(told)
         return states
+
+    def text_of(self, node: Any) -> str:
+        """The source of a root: a function, a class, or the whole file."""
+        if node is None:
+            return self.module.text
+        return "\n".join(self.module.code[node.lineno - 1 : node.end_lineno])
 
     def thin(self, states: list[State], limit: int = ROOT_STATES) -> list[State]:
         """The states from which reading goes on."""
