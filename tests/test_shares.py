@@ -183,3 +183,40 @@ def test_what_only_a_reader_reads_makes_no_program(tmp_path: Path) -> None:
         "class Linear(nn.Module):\n    def train_on(self, x):\n        self(x).sum().backward()\n"
     )
     assert check([program.as_posix()]).coverage.programs == 1  # the class, which trains
+
+
+ASKED_FIRST = """
+import torch
+
+from parts import arguments, build, is_main
+
+
+def main(args, loader):
+    if not args.train and (not args.test) and (not args.predict):
+        raise ValueError("nothing to do")
+    model = build(args)
+    if args.train:
+        scaler = torch.amp.GradScaler("cuda")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        for x in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = model(x).mean()
+            scaler.scale(loss).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # here
+            scaler.step(optimizer)
+            scaler.update()
+    if (args.test or args.predict) and is_main():
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main(arguments(), None)
+"""
+
+
+def test_a_program_that_asks_first_whether_it_has_anything_to_do_is_followed_to_its_training(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(ASKED_FIRST)
+    found = check([program.as_posix()], select=["clip-before-unscale"]).findings
+    assert [each.place.line for each in found] == [line_of(program)]
