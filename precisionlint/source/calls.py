@@ -31,6 +31,7 @@ from precisionlint.source.values import (
     Value,
     text_of,
 )
+from precisionlint.subjects.names import last_name
 
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
@@ -185,14 +186,16 @@ def call_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state:
 
 
 def is_left_open(function: p.Function) -> bool:
-    """Whether a function is there to be overridden: all that it does is to raise NotImplementedError."""
-    body = function.node.body
-    if not isinstance(body, list):
+    """Whether a function is there to be overridden: it is abstract, or all that it does is to raise NotImplementedError."""
+    node = function.node
+    if any(last_name(each) == "abstractmethod" for each in getattr(node, "decorator_list", ())):
+        return True
+    if not isinstance(node.body, list) or not isinstance(node.body[-1], ast.Raise):
         return False
-    raised = body[-1].exc if isinstance(body[-1], ast.Raise) else None
+    raised = node.body[-1].exc
     raised = raised.func if isinstance(raised, ast.Call) else raised
-    documented = len(body) == 2 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
-    return isinstance(raised, ast.Name) and raised.id == "NotImplementedError" and (len(body) == 1 or documented)
+    says = all(isinstance(getattr(each, "value", None), (ast.Constant, ast.JoinedStr)) for each in node.body[:-1])
+    return isinstance(raised, ast.Name) and raised.id in ("NotImplementedError", "NotImplemented") and says
 
 
 def follow(it: Interpreter, func: Func, args: Args, instr: p.Call, state: State) -> list[tuple[State, Value]]:
