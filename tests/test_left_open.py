@@ -43,6 +43,7 @@ class Trainer(abc.ABC):
         ("", "raise NotImplemented  # autocast", True),
         ("@abc.abstractmethod", "torch.autocast('cuda')\n        raise NotImplementedError", True),
         ("@abc.abstractmethod", 'raise ValueError("autocast")', True),
+        ("@abc.abstractmethod", '"""The loss under autocast."""', True),
         ("", 'torch.autocast("cuda")\n        raise ValueError("never")', False),
     ],
 )

@@ -104,6 +104,14 @@ class Halting(nn.Module):
         return torch.cumsum(torch.sigmoid(self.gate(x)).squeeze(-1), dim=1)  # <-
 """,
     ),
+    "entropy of what is half by name": (
+        "softmax-in-half",
+        """
+def entropy(logits):
+    p = F.softmax(logits.to(torch.bfloat16), dim=-1)  # <-
+    return -(p * torch.log(p + 1e-4)).sum(-1)
+""",
+    ),
     "entropy of what is chosen from": (
         "softmax-in-half",
         """

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from precisionlint.checks.base import Evidence, Family, Hit, Seen, frozen
 from precisionlint.checks.half_arithmetic import hit, kept_in, short
-from precisionlint.checks.half_sums import added_up, is_gradient
+from precisionlint.checks.half_sums import EMPTIED, added_up, is_gradient
 from precisionlint.checks.master_weights import AUTOMATON, HALF, SIGNIFICANT, Storage, Took, halves
 from precisionlint.events import Backward, Named, Weights, ZeroGrad, overlap
 from precisionlint.facts import GradientSum
@@ -74,7 +74,7 @@ def by_hand(event: Computed) -> Iterator[Hit]:
     if not value.name.startswith("in-place") or not known_half(value.dtypes) or event.scope.kind == "test":
         return
     total, term = value.inputs
-    made = next((each for each in sources(total) if each.op in MADE_ZERO and "dtype" in each.options), None)
+    made = next((each for each in sources(total) if each.op in EMPTIED and "dtype" in each.options), None)
     gradient = find(term, lambda v: v.op == "gradient", lambda v: v.op not in VIEWS | {"cast", "div", "mul"}, 16)
     if made is None or gradient is None:
         return
@@ -88,9 +88,6 @@ def by_hand(event: Computed) -> Iterator[Hit]:
         (),
         (Seen(value.at, "gradients are added to it"),),
     )
-
-
-MADE_ZERO = frozenset({"zeros_like", "zeros", "empty_like", "new_zeros", "full"})
 
 
 def zeroed(optimizer: Named) -> tuple[str, Any]:

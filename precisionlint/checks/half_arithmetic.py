@@ -285,7 +285,7 @@ def use_of_softmax(value: Value, scope: Scope) -> Iterator[Any]:
     how = grade(soft.dtypes, scope)
     if how is None and value.op == "topk" and untold(soft) and scope.enabled is not False:
         how = "possible" if named(soft.inputs[0], ROUTED) else None
-    if how == "likely" and value.op == "log" and soft not in sources(value.inputs[0]):
+    if how is not None and value.op == "log" and soft not in sources(value.inputs[0]):
         how = "possible"  # a number is added first: an entropy, most of the time, in which small values weigh little
     if how is not None:
         yield hit(

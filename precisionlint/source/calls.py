@@ -186,13 +186,16 @@ def call_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state:
 
 
 def is_left_open(function: p.Function) -> bool:
-    """Whether a function is there to be overridden: it is abstract, or all that it does is to raise NotImplementedError."""
+    """Whether a function is there to be overridden: it is abstract and does nothing, or all that it does is to raise NotImplementedError."""
     node = function.node
-    if any(last_name(each) == "abstractmethod" for each in getattr(node, "decorator_list", ())):
-        return True
-    if not isinstance(node.body, list) or not isinstance(node.body[-1], ast.Raise):
+    if not isinstance(node.body, list):
         return False
-    raised = node.body[-1].exc
+    last = node.body[-1]
+    if any(last_name(each) == "abstractmethod" for each in getattr(node, "decorator_list", ())):
+        return isinstance(last, (ast.Raise, ast.Pass)) or isinstance(getattr(last, "value", None), ast.Constant)
+    if not isinstance(last, ast.Raise):
+        return False
+    raised = last.exc
     raised = raised.func if isinstance(raised, ast.Call) else raised
     says = all(isinstance(getattr(each, "value", None), (ast.Constant, ast.JoinedStr)) for each in node.body[:-1])
     return isinstance(raised, ast.Name) and raised.id in ("NotImplementedError", "NotImplemented") and says

@@ -177,6 +177,7 @@ def children(it: Interpreter, state: State, args: Args, at: Any) -> Iterator[tup
 
 
 TAKES_IN = frozenset({"append", "extend", "insert", "update", "add_module", "register_module"})
+"""Methods by which a module takes others in."""
 
 
 def take_in(it: Interpreter, state: State, module: Obj, args: Args, at: Any) -> Outcome:
