@@ -6,6 +6,12 @@ import pytest
 
 from precisionlint import check
 
+STEPS = """    for x, y in loader:
+        loss = (net(x) - y).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
 BARE = """
 import torch
 from torch import nn
@@ -21,7 +27,8 @@ def train(loader):
         optimizer.step()
         optimizer.zero_grad()
 """
-IN_A_MODULE = """
+IN_A_MODULE = (
+    """
 import torch
 from torch import nn
 
@@ -40,12 +47,9 @@ class Net(nn.Module):
 def train(loader):
     net = Net(){cast}
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5)
-    for x, y in loader:
-        loss = (net(x) - y).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
 """
+    + STEPS
+)
 
 
 def found(path: Path, text: str) -> list[tuple[str, str]]:
@@ -99,7 +103,8 @@ def test_a_parameter_that_is_widened_or_replaced(tmp_path: Path, then: str, told
     assert hits == [("bf16-only-weights", "likely")] * told
 
 
-IN_LAYERS = """
+IN_LAYERS = (
+    """
 import torch
 from torch import nn
 
@@ -133,12 +138,9 @@ def run(layers, x):
 def train(loader):
     net = Net(){cast}
     optimizer = torch.optim.AdamW({taken}.parameters(), lr=1e-5)
-    for x, y in loader:
-        loss = (net(x) - y).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
 """
+    + STEPS
+)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,8 @@ def test_layers_are_half_only_as_they_are_made_and_trained(
     assert found(tmp_path / "a.py", text) == [("bf16-only-weights", "likely")] * told
 
 
-CONVERTED = """
+CONVERTED = (
+    """
 import torch
 from torch import nn
 from models import Net
@@ -203,12 +206,9 @@ def train(loader):
     net = Net()
     {cast}
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5)
-    for x, y in loader:
-        loss = (net(x) - y).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
 """
+    + STEPS
+)
 
 
 @pytest.mark.parametrize(
