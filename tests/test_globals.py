@@ -125,3 +125,27 @@ def test_nobody_switches_on_both_halves(tmp_path: Path, first: str, second: str,
     (tmp_path / "train.py").write_text(TWO_SETTINGS.format(first=first, second=second))
     found = check([str(tmp_path / "train.py")], select=["scaler-with-bf16"]).findings
     assert [each.rule for each in found] == ["scaler-with-bf16"] * told
+
+
+def test_a_global_declared_where_it_is_global_is_read_there(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("""
+import torch
+
+global copies
+global scaler
+
+model = torch.nn.Linear(8, 8).cuda()
+copies = [p for p in model.parameters()]
+optimizer = torch.optim.SGD([p for p in copies if p.requires_grad], lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+for x in torch.rand(10, 4, 8).cuda():
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = model(x).mean()
+    scaler.scale(loss).backward()
+    torch.nn.utils.clip_grad_norm_(copies, 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""")
+    found = check([str(tmp_path / "train.py")], select=["clip-before-unscale"]).findings
+    assert [(each.place.line, each.confidence) for each in found] == [(15, "certain")]

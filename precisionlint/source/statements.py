@@ -480,7 +480,9 @@ def do_outer(it: Interpreter, instr: p.Outer, state: State, after: list[State], 
     info = it.frames[state.frame]
     for name in instr.names:
         if instr.kind == "global":
-            info.outer[name] = it.globals_frame(info.module)
+            home = it.globals_frame(info.module)
+            if home != state.frame:  # at a file's top level the names are global as it is
+                info.outer[name] = home
         elif info.parent is not None:
             info.outer[name] = it.frames[info.parent].outer.get(name, info.parent)
     after.append(state)
