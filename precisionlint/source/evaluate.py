@@ -198,7 +198,10 @@ def attribute(it: Interpreter, state: State, obj: Value, name: str) -> Value:
                 return Tensors("grad", model_weights(it, obj), obj.key[0] == "index")
             if name == "requires_grad" and obj.key[0] in ("site", "index"):  # as of those that are known
                 return TRUE
-            return it.derived(("attr", obj, name), f"{obj.text}.{name}", (obj,))
+            value = it.derived(("attr", obj, name), f"{obj.text}.{name}", (obj,))
+            if obj.declared is not None:
+                it.field(state, obj, name, value)
+            return value
         case Const():
             if obj == NONE:  # this path raises; what would be read from the object that is not there is unknown
                 return it.derived(("attr", obj, name), name, ())

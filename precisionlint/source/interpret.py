@@ -28,7 +28,7 @@ from precisionlint.events import (
     Written,
     ZeroGrad,
 )
-from precisionlint.source import calls, classes, effects, imports, repeats, statements
+from precisionlint.source import calls, classes, effects, imports, repeats, settings, statements
 from precisionlint.source import program as p
 from precisionlint.source.apis import Apis
 from precisionlint.source.blur import blur
@@ -496,6 +496,7 @@ class Interpreter:
     super_attribute = classes.super_attribute
     decorators = classes.decorators
     property_value = classes.property_value
+    field = settings.field
     call = calls.call
     call_function = calls.call_function
     run_function = calls.run_function

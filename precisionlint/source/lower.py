@@ -260,6 +260,8 @@ class Lowering:
             node = node.slice
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
             node = node.left
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            return self.variable(node.value)
         return self.expr(node) if isinstance(node, (ast.Name, ast.Attribute)) else None
 
     def class_(self, node: ast.ClassDef) -> None:

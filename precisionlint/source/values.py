@@ -52,9 +52,10 @@ def join(left: Flow, right: Flow) -> Flow:
 
 class Sym:
     """An unknown value. ``sources`` are the symbols (itself among them) whose renewal ends what is known of it. ``loose``: made from
-    a model by something unread, so that it may share that model's weights. ``options``: the values it can have, each with its condition."""
+    a model by something unread, so that it may share that model's weights. ``options``: the values it can have, each with its condition.
+    ``default``: what it is unless it is set. ``declared``: the class, or classes, of settings whose fields it has (``settings.py``)."""
 
-    __slots__ = ("default", "flow", "key", "loose", "of", "options", "parts", "sources", "text")
+    __slots__ = ("declared", "default", "flow", "key", "loose", "of", "options", "parts", "sources", "text")
 
     def __init__(self, key: tuple[Any, ...], text: str, flow: Flow, sources: frozenset[Sym], of: tuple[Value, ...]):
         self.key = key
@@ -62,6 +63,7 @@ class Sym:
         self.flow = flow
         self.sources = sources | {self} if key[0] == "site" else sources
         self.of = of
+        self.declared: Value | None = None
         self.default: Value | None = None
         self.loose = False
         self.options: tuple[tuple[Any, Value], ...] = ()

@@ -12,6 +12,7 @@ from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.evaluate import combine
 from precisionlint.source.objects import dtype_of, is_container, name_of, weights_of
+from precisionlint.source.settings import parsed
 from precisionlint.source.state import State
 from precisionlint.source.values import UNSURE, Cond, Const, External, Method, Obj, Sym, Value, const, text_of
 
@@ -181,6 +182,7 @@ def result(it: Interpreter, state: State, instr: p.Call, callee: Value, args: Ar
     of = tuple(value for value in values if isinstance(value, Obj))[:3]
     made = it.site(state, instr.at, f"{name_of(instr.func) or text_of(callee)}(…)", flow, of)
     receiver = callee.receiver if isinstance(callee, Method) else None
+    parsed(it, state, values, made)
     models = [value for value in (*values, receiver) if value is not None and is_model(it, state, value)]
     if models:
         made.loose = True  # part of the model, a wrapper around it, or nothing of the kind

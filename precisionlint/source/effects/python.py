@@ -16,6 +16,7 @@ from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import attribute, class_attribute, element_of, elements
 from precisionlint.source.objects import is_container, state_dict_weights
 from precisionlint.source.operators import as_cond, truth
+from precisionlint.source.settings import objects
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     FALSE,
@@ -302,8 +303,12 @@ def bool_(it: Interpreter, state: State, instr: p.Call, callee: External, args: 
 
 
 def field_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
-    default = argument(args, 9, "default")
-    return one(state, default if default is not None else result(it, state, instr, callee, ()))
+    """A field: what it is by default, or an object of settings of its own (``field(default_factory=OptimConfig)``)."""
+    default = argument(args, 0 if callee.name.startswith("pydantic.") else 9, "default")
+    if default is not None:
+        return one(state, default)
+    factory = argument(args, 9, "default_factory")
+    return one(state, result(it, state, instr, callee, ((None, factory),) if factory is not None else ()))
 
 
 def dict_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
@@ -352,6 +357,12 @@ def parse_args(it: Interpreter, state: State, instr: p.Call, receiver: Value, na
     if name == "parse_known_args":
         return one(state, Tup((options, it.free("…"))))
     return one(state, options)
+
+
+def parse_settings(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
+    """transformers' and trl's parsers: an object of each of the classes of settings that they were handed."""
+    made = objects(it, receiver)
+    return one(state, Tup(made) if made is not None else result(it, state, instr, Method(receiver, name), args))
 
 
 def add_argument(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:

@@ -41,6 +41,7 @@ from precisionlint.source.effects.kept import chosen_half
 from precisionlint.source.objects import name_of, named
 from precisionlint.source.operators import as_cond, factor, opened_up, truth
 from precisionlint.source.parsing import walk
+from precisionlint.source.settings import declare
 from precisionlint.source.state import State
 from precisionlint.source.values import (
     NONE,
@@ -77,6 +78,8 @@ def annotated(it: Interpreter, state: State, annotation: p.Expr, value: Sym) -> 
     name = name_of(annotation)
     if name.endswith("GradScaler") and not SCALER_NAME.search(last_word(value)):
         it.module_of(state).scaler_names.add(last_word(value))
+    else:
+        declare(it, state, annotation, value)
     return value
 
 
