@@ -72,6 +72,11 @@ KEPT = 40
 
 BUILDING = Marks("requires_grad", ".half(", "float16", "caler", "optim", "autocast", "default_dtype", ".backward(")
 DEFINED = regex(r"(?:async[\s\\]+)?(?:def|class)[\s\\]+(\w+)")
+OF_PRECISION = Marks(
+    "16", "half", "autocast", "scal", "fp8", "float8", "recision", "ccelerat", "eepspeed", "ightning",
+    patterns={"amp": r"(?<![a-z])amp(?![a-z])"},
+)  # fmt: skip
+"""What no program goes without that computes in anything but fp32."""
 OWN_OPS = Marks("custom_op", "autograd.Function", "triton", "torch.ops.", "autocast")
 
 LONGEST = 400_000
@@ -126,6 +131,10 @@ class ProjectModule:
     @cached_property
     def model_names(self) -> set[str]:
         return models_used(self.text)
+
+    @cached_property
+    def speaks_of_precision(self) -> bool:
+        return OF_PRECISION.found("\n".join(self.code))
 
     def body(self, function: p.Function) -> p.Block:
         return lower_body(function)

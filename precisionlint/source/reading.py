@@ -142,13 +142,17 @@ class Reader(Struct, frozen=True):
                 it.entered |= ever
             # As many times the paths take about as many times the steps, at most.
             wider = min(WIDEST, width * (it.limit - it.steps) // (it.steps - first + 1))
-            may_train = it.trains or BEGINS.search(self.text_of(node)) is not None  # on a path that was left out
-            if last or wider <= width or not it.thinned or not may_train:
+            if last or wider <= width or not it.thinned or not self.may_train(node):
                 break
             width, narrowly = wider, dict(gave_up)
             gave_up.clear()
             gave_up.update(told)
         return states
+
+    def may_train(self, node: Any) -> bool:
+        """Whether a root trains, maybe on a path that was left out, and there is anything about precision in what it leads to."""
+        trains = self.it.trains or BEGINS.search(self.text_of(node)) is not None
+        return trains and any(module.speaks_of_precision for module in self.it.global_frames)
 
     def text_of(self, node: Any) -> str:
         """The source of a root: a function, a class, or the whole file."""
