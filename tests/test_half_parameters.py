@@ -281,3 +281,59 @@ def test_models_and_optimizers_of_which_a_setting_chooses_one(tmp_path: Path, fi
     assert ("bf16-only-weights", "certain") in found(tmp_path / "a.py", text)
     wide = text.replace("torch.bfloat16", "torch.float32")
     assert not found(tmp_path / "a.py", wide)
+
+
+TENSORS = """
+import torch
+
+
+def train(loader, found):
+    {made}
+    optimizer = torch.optim.AdamW([w], lr=1e-5)
+    for x, y in loader:
+        loss = (x @ w - y).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ("w = torch.zeros(64, 64, dtype=torch.bfloat16, requires_grad=True)", True),
+        ("w = torch.zeros(64, 64, dtype=torch.bfloat16).requires_grad_()", True),
+        ("w = torch.randn_like(found, dtype=torch.bfloat16)\n    w.requires_grad = True", True),
+        ("w = found.detach().clone().to(torch.bfloat16).requires_grad_(True)", True),
+        ("w = (0.02 * torch.randn(64, 64, dtype=torch.bfloat16)).requires_grad_()", True),
+        ("w = torch.zeros(64, 64, dtype=torch.bfloat16)", False),
+        ("w = torch.zeros(64, 64, dtype=torch.bfloat16).requires_grad_(False)", False),
+        ("w = torch.zeros(64, 64, dtype=torch.bfloat16).float().requires_grad_()", False),
+        ("w = torch.zeros(64, 64, dtype=torch.float32, requires_grad=True)", False),
+    ],
+)
+def test_a_tensor_that_is_trained_in_half_is_a_weight(tmp_path: Path, made: str, told: bool) -> None:
+    assert found(tmp_path / "train.py", TENSORS.format(made=made)) == [("bf16-only-weights", "certain")] * told
+
+
+PARTS = """
+import torch
+
+
+def train(net, loader):
+    {cast}
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cast", "told"),
+    [
+        ("net.fc = net.fc.to(torch.bfloat16)", True),
+        ("net.fc = net.fc.bfloat16()\n    net.fc = net.fc.float()", False),
+        ("net.fc = net.fc.to('cuda')", False),
+    ],
+)
+def test_a_part_of_a_model_is_cast_from_outside(tmp_path: Path, cast: str, told: bool) -> None:
+    program = PARTS.format(cast=cast) + STEPS
+    assert found(tmp_path / "train.py", program) == [("bf16-only-weights", "likely")] * told

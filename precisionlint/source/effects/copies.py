@@ -16,9 +16,17 @@ from precisionlint.source.effects.checkpoints import half_of
 from precisionlint.source.effects.common import Outcome, argument, is_model, one, receiver_text, result, when
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import evaluate
-from precisionlint.source.objects import PARAMETER, dtype_of, is_container, model_weights, name_of, weight_path
+from precisionlint.source.objects import (
+    PARAMETER,
+    dtype_of,
+    is_container,
+    model_weights,
+    name_of,
+    own_root,
+    weight_path,
+)
 from precisionlint.source.state import State
-from precisionlint.source.values import FALSE, Class, Const, External, Many, Method, Obj, Sym, Tensors, Value
+from precisionlint.source.values import FALSE, TRUE, Class, Const, External, Many, Method, Obj, Sym, Tensors, Value
 from precisionlint.subjects.names import spelled
 
 if TYPE_CHECKING:
@@ -231,11 +239,36 @@ def make_parameter(it: Interpreter, state: State, instr: p.Call, callee: Externa
     if dtype is None or argument(args, 1, "requires_grad") == FALSE:
         return outcome
     for after, value in outcome:
-        root = Obj(it.here(after, instr.at), callee)
-        after.attributes(value)[PARAMETER] = root
-        weights, how = frozenset({weight_path(it, root)}), f"a parameter made in {dtype}"
-        it.emit(after, WeightsTake(it.where(after, instr.at), when(after), weights, dtype, how))
+        own_weight(it, after, instr.at, value, dtype, f"a parameter made in {dtype}")
     return outcome
+
+
+def own_weight(it: Interpreter, state: State, at: Any, tensor: Value, dtype: str, how: str) -> None:
+    """A tensor that is trained by itself, in half."""
+    root = Obj(it.here(state, at), External("torch.nn.Parameter"))
+    state.attributes(tensor)[PARAMETER] = root
+    weights = frozenset({weight_path(it, root)})
+    it.emit(state, WeightsTake(it.where(state, at), when(state), weights, dtype, how))
+
+
+def make_tensor(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    """``torch.zeros(…, dtype=torch.bfloat16)``: a tensor that is half; with ``requires_grad=True`` one that is trained."""
+    outcome = call_unknown(it, state, instr, callee, args)
+    dtype = dtype_of(argument(args, len(args), "dtype"))
+    if dtype not in ("float16", "bfloat16"):
+        return outcome
+    for after, value in outcome:
+        after.attributes(value)["dtype"] = External(f"torch.{dtype}")
+        if argument(args, len(args), "requires_grad") == TRUE:
+            own_weight(it, after, instr.at, value, dtype, f"a trained tensor made in {dtype}")
+    return outcome
+
+
+def requires_grad(it: Interpreter, state: State, at: Any, tensor: Sym) -> None:
+    """``tensor.requires_grad_()``: what is half then is trained in it."""
+    dtype = half_of(it, state, tensor)
+    if dtype is not None and own_root(state, tensor) is None:
+        own_weight(it, state, at, tensor, dtype, f"a tensor in {dtype} is to be trained")
 
 
 def made_in(call: Any, data: Value | None) -> str | None:

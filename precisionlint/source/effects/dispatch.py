@@ -30,6 +30,7 @@ from precisionlint.source.effects.copies import (
     load_state_dict,
     make_average,
     make_parameter,
+    make_tensor,
 )
 from precisionlint.source.effects.engines import METHODS as ENGINES
 from precisionlint.source.effects.engines import engine_of, make_engine
@@ -201,6 +202,10 @@ def call_external(it: Interpreter, state: State, instr: p.Call, callee: External
     return call_unknown(it, state, instr, callee, args)
 
 
+FACTORIES = (
+    "zeros", "ones", "full", "empty", "rand", "randn", "tensor", "as_tensor", "zeros_like", "ones_like", "full_like", "empty_like",
+    "rand_like", "randn_like",
+)  # fmt: skip
 EXTERNAL: dict[str, Callable[..., Outcome]] = {
     "torch.autograd.grad": autograd_grad,
     "torch.library.impl": library_impl,
@@ -208,6 +213,7 @@ EXTERNAL: dict[str, Callable[..., Outcome]] = {
     "functools.partial": partial,
     "copy.deepcopy": deep_copy,
     "torch.nn.Parameter": make_parameter,
+    **{f"torch.{name}": make_tensor for name in FACTORIES},
     "contextlib.nullcontext": nullcontext,
     "contextlib.ExitStack": exit_stack,
     "itertools.chain": chain,

@@ -21,7 +21,7 @@ from precisionlint.source.effects.common import (
     result,
     when,
 )
-from precisionlint.source.effects.copies import copy_and_dtype, write_parameters, written_with
+from precisionlint.source.effects.copies import copy_and_dtype, requires_grad, write_parameters, written_with
 from precisionlint.source.effects.unread import call_unknown, emit_clip, goes_out, read_grads
 from precisionlint.source.evaluate import element_of
 from precisionlint.source.objects import COPY, PARAMETER, dtype_of, model_weights, name_of, weight_path, weights_of
@@ -32,6 +32,7 @@ from precisionlint.source.values import (
     FALSE,
     NONE,
     PLAIN,
+    TRUE,
     UNSURE,
     Const,
     External,
@@ -64,6 +65,8 @@ STATISTICS = frozenset({"mean", "std", "var", "max", "min", "amax", "median", "q
 def attribute_set(it: Interpreter, state: State, obj: Value, target: p.Attr, value: Value, at: Any) -> bool:
     """``obj.name = value`` where that is an event of its own; False where it only stores an attribute."""
     replaced(it, state, obj, target.name, value, at)
+    if isinstance(obj, Sym) and target.name == "requires_grad" and value == TRUE:
+        requires_grad(it, state, at, obj)
     if PARAMETER in state.heap.get(obj, {}) and target.name == "requires_grad":
         obj = Tensors("param", weights_of(it, state, obj))
     if isinstance(obj, Sym) and target.name == "grad":
@@ -98,7 +101,18 @@ def attribute_set(it: Interpreter, state: State, obj: Value, target: p.Attr, val
             weights, how = frozenset({weight_path(it, obj)}), f"{name_of(target)} = … in {dtype}"
             it.emit(state, WeightsTake(it.where(state, at), when(state), weights, dtype, how))
             return True
+    part_cast(it, state, obj, target, value, at)
     return False
+
+
+def part_cast(it: Interpreter, state: State, obj: Value, target: p.Attr, value: Value, at: Any) -> None:
+    """``model.head = model.head.to(dtype)``: a part of a model that goes by no name of one. What a module casts of itself is a buffer."""
+    if not (isinstance(value, Sym) and value.key[0] == "cast" and isinstance(obj, Sym) and is_model(it, state, obj)):
+        return
+    part, dtype = value.key[1:3]
+    if isinstance(part, Sym) and part.key[:3] == ("attr", obj, target.name):
+        weights, how = frozenset({weight_path(it, part)}), f"{name_of(target)} is cast to {dtype}"
+        it.emit(state, WeightsTake(it.where(state, at), when(state), weights, dtype, how))
 
 
 def replaced(it: Interpreter, state: State, obj: Value, name: str, value: Value, at: Any) -> None:

@@ -24,7 +24,7 @@ from precisionlint.source.effects.common import (
     region_of,
     when,
 )
-from precisionlint.source.effects.copies import cast_value, is_average
+from precisionlint.source.effects.copies import cast_value, is_average, requires_grad
 from precisionlint.source.effects.engines import may_run_half
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import element_of, elements
@@ -241,6 +241,8 @@ def module_method(it: Interpreter, state: State, instr: p.Call, receiver: Value,
         return [(after, receiver) for after, _ in it.call_function(given, ((None, part(it, receiver)),), instr, state)]
     if name == "requires_grad_":
         trainable = argument(args, 0, "requires_grad") != FALSE
+        if trainable and isinstance(receiver, Sym) and not is_model(it, state, receiver):
+            requires_grad(it, state, instr.at, receiver)
         own = weights_of(it, state, receiver) if isinstance(receiver, Sym) else None
         weights = own or frozenset({weight_path(it, receiver)})
         it.emit(state, WeightsTake(it.where(state, instr.at), when(state), weights, None, "requires_grad_", trainable))
