@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from precisionlint import catalogue, check
+from precisionlint.findings import Confidence
 from precisionlint.source.flow.evidence import Evidence
 from precisionlint.source.project import Project
 
@@ -35,14 +36,15 @@ def train(model, optimizer, x):
 PLAIN = f"{HEADER}from net import Net\n{TRAIN}"
 
 
-def grades(folder: Path, **files: str) -> list[str]:
+def grades(folder: Path, least: Confidence = "likely", **files: str) -> list[str]:
     """How the norm of layers/norm.py is judged in a project of these files."""
     (folder / "pyproject.toml").write_text("", encoding="utf-8")
     for name, text in files.items():
         path = folder / ("layers/__init__.py" if name == "package" else f"{name.replace('__', '/')}.py")
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text, encoding="utf-8")
-    report = check([str(folder / "layers" / "norm.py")], select=frozenset(catalogue.load()), assume={})
+    rules = frozenset(catalogue.load())
+    report = check([str(folder / "layers" / "norm.py")], select=rules, assume={}, min_confidence=least)
     return [each.confidence for each in report.findings if each.rule == "norm-without-upcast"]
 
 
@@ -243,3 +245,33 @@ def test_regions_of_fp8_leave_what_runs_in_fp32_as_it_is(tmp_path: Path, region:
     train = PLAIN.replace("    model(x)", f"    with {region}.autocast(enabled=True):\n        loss = model(x)")
     norm = NORM % SQUARE
     assert grades(tmp_path, layers__norm=norm, net=NET, train=train) == told
+
+
+PACKED = "from setuptools import find_packages, setup\n\nsetup(name='layers', packages=find_packages())\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"setup": PACKED, "package": ""}, ["possible"]),
+        ({"package": ""}, []),  # the project's own code, which trains in fp32
+        ({"setup": PACKED}, []),  # no package
+        ({"setup": PACKED, "package": "", "half": ""}, []),  # nothing of it knows of half precision
+    ],
+)
+def test_what_a_project_packs_for_others_these_may_run_in_half(
+    tmp_path: Path, files: dict[str, str], told: list[str]
+) -> None:
+    half = {"half": "import torch\n\nDTYPES = [torch.bfloat16]\n"} | files
+    assert grades(tmp_path, "possible", **half, layers__norm=NORM % SQUARE, net=NET, train=PLAIN) == told
+
+
+PLUGINS = "import importlib\nimport pkgutil\n\nfound = [{find} for _, name, _ in pkgutil.iter_modules(['layers'])]\n"
+
+
+@pytest.mark.parametrize(("find", "told"), [("importlib.import_module(name)", ["possible"]), ("name", [])])
+def test_what_a_program_finds_in_a_folder_is_led_to_by_no_import(tmp_path: Path, find: str, told: list[str]) -> None:
+    files = {"plugins": PLUGINS.format(find=find), "half": "import torch\n\nDTYPES = [torch.bfloat16]\n"}
+    other = "class Other(nn.Module):\n    def forward(self, x):\n        return x\n"
+    train = f"{HEADER}{other}{TRAIN}"
+    assert grades(tmp_path, "possible", **files, layers__norm=NORM % SQUARE, train=train) == told

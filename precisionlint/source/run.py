@@ -178,7 +178,8 @@ class Run:
             if where is None:
                 if hit.confidence == "certain" or not self.possible:
                     return None
-                if evidence.trains and not evidence.is_cut_off(file.path):
+                own = evidence.trains and not evidence.is_cut_off(file.path)
+                if own and not evidence.outside.run(file.path):
                     return None
                 hit = replace(hit, confidence="possible")  # a library's callers decide, or files that are not there
             elif need.what != "training":

@@ -19,6 +19,7 @@ from precisionlint.findings import Place
 from precisionlint.patterns import regex
 from precisionlint.source.flow.bearers import Bearers
 from precisionlint.source.flow.casts import Casts
+from precisionlint.source.flow.outside import Outside
 from precisionlint.source.flow.unused import Unused
 from precisionlint.source.parsing import REMARK
 from precisionlint.source.project import Project
@@ -179,7 +180,7 @@ class Evidence:
         programs = self.programs(near)
         if need.elsewhere:
             return self.all_of(near)[1:]
-        if any(self.first("training", path) is not None for path in programs):
+        if self.is_trained(near):
             return [*programs, *(self.files if self.is_registered(near) else ())]
         if need.what in SEEN_ONLY:
             return [*programs, *self.callers(near)]  # a loss, or a device, may come by a name
@@ -325,6 +326,15 @@ class Evidence:
             else:
                 self._cut_off[path] = bool(STEPPED.search(self.project.read(path) or b"")) and not self.runs
         return self._cut_off[path]
+
+    @cached_property
+    def outside(self) -> Outside:
+        """The programs that run files of the project and are not there to be read."""
+        return Outside(self.project.root, self.files, self.text, self.first, self.is_trained)
+
+    def is_trained(self, path: Path) -> bool:
+        """Whether one of the programs of a file trains."""
+        return any(self.first("training", one) is not None for one in self.programs(path))
 
     @cached_property
     def unused(self) -> Unused:
