@@ -405,6 +405,23 @@ def test_programs_that_add_to_half_tensors_are_found(tmp_path: Path, after: str,
     assert found(tmp_path, ADDED, after) == [("triton-half-accumulator", "likely")] * told
 
 
+SWAPPED = """
+inputs = x_ptr if BLOCK else y_ptr
+outputs = y_ptr if BLOCK else x_ptr
+tl.atomic_add(outputs + tl.arange(0, BLOCK), tl.load(inputs + tl.arange(0, BLOCK)).to(tl.float32))
+"""
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("torch.float16", True), ("torch.float32", False)])
+def test_an_address_that_a_flag_swaps_is_one_in_either(tmp_path: Path, dtype: str, told: bool):
+    after = (
+        "def launch():\n    x = torch.zeros(128, dtype=torch.float32)\n"
+        f"    y = torch.zeros(128, dtype={dtype})\n    kernel[(8,)](x, y, 128, 128)"
+    )
+    assert found(tmp_path, SWAPPED, after) == [("triton-half-accumulator", "likely")] * told
+    assert found(tmp_path, SWAPPED, after.replace("(x, y,", "(x, mask_of(y),")) == []
+
+
 def test_a_sum_that_a_kernel_makes_in_the_dtype_of_a_buffer_is_possible_and_one_of_its_numbers_is_not_told(
     tmp_path: Path,
 ):

@@ -118,13 +118,18 @@ class _Kernel:
 
     def run(self, node: ast.FunctionDef) -> None:
         parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        scope = {each.arg: Value(pointer=each.arg) for each in parameters}
+        scope = {each.arg: Value(pointers=frozenset({each.arg})) for each in parameters}
         for each in parameters:
             if each.annotation is not None and "constexpr" in ast.unparse(each.annotation):
                 chosen = self.launched is not None and bool(self.launched.get(each.arg))  # by a launch of the file
                 dtypes = self.element(each.arg) if chosen or "type" in each.arg.lower() else NOTHING
                 scope[each.arg] = Value(dtypes, fp8=bool(FP8_MAXIMUM.search(each.arg)))
         _Body(self, {}).block(node.body, scope)
+
+    def elements(self, pointers: frozenset[str], asked: bool = False) -> Reaching:
+        """The dtypes of what an address points to, whichever of these it is in; nothing where one of them is not known."""
+        each = [self.element(pointer, asked) for pointer in pointers]
+        return frozenset().union(*each) if all(each) else NOTHING
 
     def element(self, pointer: str, asked: bool = False) -> Reaching:
         """The dtypes of what a pointer points to. What follows the caller's tensor does so for its numbers, not for statistics of them
@@ -235,7 +240,7 @@ class _Body:
         words = {each.dtype for each in result.dtypes}
         kept = before.dtypes if FOLLOWS in words else frozenset(each for each in before.dtypes if each.dtype in words)
         dtype = replace(before, dtypes=kept).one_of(SUMS)
-        if before.pointer or dtype is None:
+        if before.pointers or dtype is None:
             return
         inside = [each for part in ([added] if added is not None else [node]) for each in walk(part)]
         by_dot = any(isinstance(each, ast.Call) and _api(each) == "dot" for each in inside)
@@ -302,14 +307,15 @@ class _Body:
             return Value(fp8=True)
         owner = self.value(node.value, scope)
         if node.attr in ("dtype", "type", "element_ty"):
-            dtypes = self.kernel.element(owner.pointer, asked=True) if owner.pointer else owner.dtypes
-            return Value(dtypes, pointer=owner.pointer if node.attr != "element_ty" else "")
+            dtypes = self.kernel.elements(owner.pointers, asked=True) if owner.pointers else owner.dtypes
+            return Value(dtypes, pointers=owner.pointers if node.attr != "element_ty" else frozenset())
         return owner if node.attr == "T" else UNKNOWN
 
     def arithmetic(self, operator: ast.operator, left: Value, right: Value, node: ast.expr | ast.stmt) -> Value:
-        if isinstance(operator, (ast.Add, ast.Sub)) and (left.pointer or right.pointer):
-            return Value(pointer=left.pointer or right.pointer)
-        left, right = replace(left, pointer=""), replace(right, pointer="")  # a factor is a number, not an address
+        if isinstance(operator, (ast.Add, ast.Sub)) and (left.pointers or right.pointers):
+            return Value(pointers=left.pointers or right.pointers)
+        nowhere = frozenset[str]()  # a factor is a number, not an address
+        left, right = replace(left, pointers=nowhere), replace(right, pointers=nowhere)
         result = promoted(left, right)
         if fixed(left) and fixed(right):
             return Value(number=folded(operator, left.number, right.number), fp8=left.fp8 or right.fp8)
@@ -349,7 +355,7 @@ class _Body:
         named = {each.arg: self.value(each.value, scope) for each in node.keywords if each.arg}
         first = values[0] if values else named.get("input", UNKNOWN)
         if api == "load":
-            return Value(self.kernel.element(first.pointer)) if first.pointer else UNKNOWN
+            return Value(self.kernel.elements(first.pointers)) if first.pointers else UNKNOWN
         if api in ("make_block_ptr", "make_tensor_descriptor", "advance", "multiple_of", "max_contiguous"):
             return first if api != "make_block_ptr" else named.get("base", first)
         if api in ("zeros", "full"):
@@ -362,11 +368,12 @@ class _Body:
             return Value(first.dtypes, number=0.0)
         if api == "dot":
             return self.dot(node, values, named, scope)
-        if api == "atomic_add" and first.pointer:
-            held = Value(self.kernel.element(first.pointer)).one_of(SUMS)
+        if api == "atomic_add" and first.pointers:
+            held = Value(self.kernel.elements(first.pointers)).one_of(SUMS)
             if held is not None:
                 at = self.file.place(node)
-                self.tell(Accumulated(at, (), first.pointer, held, at, by_dot=False, shared=True))
+                name = " or ".join(sorted(first.pointers))
+                self.tell(Accumulated(at, (), name, held, at, by_dot=False, shared=True))
             return UNKNOWN
         if api in ADDING and first.dtypes:
             return self.reduction(node, api, first, named)
@@ -416,9 +423,9 @@ class _Body:
             bits = any(each.arg == "bitcast" for each in node.keywords)
             wide = any(each.dtype in ("fp32", "fp64") for each in owner.dtypes)
             dtypes = frozenset(replace(each, narrowed=True) if wide else each for each in target.dtypes)
-            return UNKNOWN if bits or owner.pointer else replace(owner, dtypes=dtypes)
+            return UNKNOWN if bits or owner.pointers else replace(owner, dtypes=dtypes)
         if function.attr == "load":
-            return Value(self.kernel.element(owner.pointer))
+            return Value(self.kernel.elements(owner.pointers))
         if function.attr in ("sum", "cumsum") and owner.dtypes:
             return self.reduction(node, function.attr, owner, {})
         return applied(function.attr, [owner, *values], {}, self.file.place(node))

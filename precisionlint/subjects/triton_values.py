@@ -63,12 +63,12 @@ FP8_MAXIMUM = regex(r"(fp8|float8|\bf8|e4m3|e5m2)\w*max|max\w*(fp8|float8|f8\b|e
 
 
 class Value(Struct, frozen=True):
-    """What is known of a value. ``pointer``: the parameter that it is an address in. ``amax``: it is the largest magnitude of some
-    numbers, or follows from it and is zero with it; ``scale``: where it was brought over or under a
-    constant; ``fp8``: with a maximum of FP8 in it; ``inverse``: infinite where that is zero."""
+    """What is known of a value. ``pointers``: the parameters that it is an address in, several where a flag swaps them. ``amax``: it is the
+    largest magnitude of some numbers, or follows from it and is zero with it; ``scale``: where it was brought over or under a constant;
+    ``fp8``: with a maximum of FP8 in it; ``inverse``: infinite where that is zero."""
 
     dtypes: Reaching = NOTHING
-    pointer: str = ""
+    pointers: frozenset[str] = frozenset()
     magnitude: bool = False
     amax: Place | None = None
     scale: Place | None = None
@@ -169,7 +169,7 @@ def joined(one: Value, other: Value) -> Value:
     scale = one if one.amax is not None else other
     return Value(
         dtypes=one.dtypes | other.dtypes if one.dtypes and other.dtypes else NOTHING,
-        pointer=one.pointer if one.pointer == other.pointer else "",
+        pointers=one.pointers | other.pointers if one.pointers and other.pointers else frozenset(),
         scale=scale.scale,
         amax=scale.amax if all(each.amax is not None or _zero(each) for each in (one, other)) else None,
         floored=one.floored or other.floored,
