@@ -12,7 +12,7 @@ HEAD = """from functools import partial
 
 import pytest
 import torch
-from kernels import Blocked, Plain, blend, blend_kernel, gate, make_rows, route, route_ref, swap_rows, swap_rows_kernel
+from kernels import Blocked, Plain, blend, blend_kernel, gate, make_rows, route, route_ref, slow_route, swap_rows, swap_rows_kernel
 
 
 """
@@ -65,6 +65,14 @@ def test_rows(dtype):
     reference = gate(keys, values)
     assert (blend(keys, values) - route_ref(keys, values)).abs().max() < 1e-5  # <-
     torch.testing.assert_close(blend(keys, values), reference, rtol=1e-4, atol=1e-4)  # <-
+""",
+    "tensors that a number of the test's scales, held to the slow way": """
+@pytest.mark.parametrize("weight", [10, 0.5, -3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scaled(dtype, weight):
+    atol = 1e-3
+    x = weight * torch.ones(4, 64, dtype=dtype)
+    torch.testing.assert_close(route(x), slow_route(x), rtol=0.0, atol=atol)  # <-
 """,
     "gradients, of which one is called the reference's": """
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -212,6 +220,13 @@ def test_rows():
     check_rows(torch.float32, 1e-5)
     check_rows(torch.bfloat16, 5e-2)
     check_more(torch.float32)
+""",
+    "tensors that are scaled by something that may be fp32": """
+@pytest.mark.parametrize("weight", [torch.ones(4, 1), 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scaled(dtype, weight):
+    x = weight * torch.ones(4, 64, dtype=dtype)
+    torch.testing.assert_close(route(x), slow_route(x), rtol=0.0, atol=1e-3)
 """,
     "a model that was saved, and the same again": """
 def test_saved(tmp_path, ref_model, model):

@@ -38,10 +38,10 @@ MOVES = regex(
     re.I,
 )
 """What a function is called that may do no more than that."""
-REFERENCE = regex(r"(?:^|_)(?:ref(?:erence)?|torch|eager|naive|golden|native|pytorch)(?:_|$)", re.I)
+REFERENCE = regex(r"(?:^|_)(?:ref(?:erence)?|torch|eager|naive|slow|golden|native|pytorch)(?:_|$)", re.I)
 """What a function is called that computes what another is held to."""
 EXPECTED = regex(
-    r"(?:^|_)(?:ref(?:erence)?|expect(?:ed|ation)?|exp|gold(?:en)?|gt|truth|baseline|orig(?:inal)?|vanilla|unfused|eager|naive|torch|pt)\d*(?:_|$)",
+    r"(?:^|_)(?:ref(?:erence)?|expect(?:ed|ation)?|exp|gold(?:en)?|gt|truth|baseline|orig(?:inal)?|vanilla|unfused|eager|naive|slow|torch|pt)\d*(?:_|$)",
     re.I,
 )
 """What a result is called that another is held to."""

@@ -29,7 +29,7 @@ from precisionlint.subjects.compared import (
     innermost,
 )
 from precisionlint.subjects.names import Names, argument, last_name
-from precisionlint.subjects.parametrized import Calls, Choices, Run, handed, runs
+from precisionlint.subjects.parametrized import Calls, Choices, Run, handed, numbers_of, runs
 
 WIDE = ("float32", "float", "float64", "double")
 LIKE = frozenset({"randn_like", "rand_like", "zeros_like", "ones_like", "empty_like", "full_like"})
@@ -106,7 +106,7 @@ class Function:
         self.node = node
         self.held: dict[str, Value] = {}
         self.learnt: dict[str, Tensor] = {}
-        self.choices = Choices(names, dict(run.halves), {**constants, **run.values})
+        self.choices = Choices(names, dict(run.halves), {**constants, **run.values}, numbers_of(names, node, constants))
         self.numbers: dict[str, float | None] = {}
         self.makers: dict[str, ast.Call] = {}
         self.ended = False
@@ -237,9 +237,15 @@ class Function:
         if isinstance(node.op, ast.MatMult) and isinstance(known, Tensor):
             self.learn(node.right if known is left else node.left, known)
             return self.computed("@", [known], node)
-        if isinstance(known, Tensor) and any(isinstance(each, ast.Constant) for each in (node.left, node.right)):
+        if isinstance(known, Tensor) and self.is_number(node.right if known is left else node.left):
             return self.computed("arithmetic", [known], node)
         return None
+
+    def is_number(self, node: ast.expr) -> bool:
+        """Whether an expression is a number, by itself, by its name here, or in each run of the test."""
+        if isinstance(node, ast.Name):
+            return node.id in self.choices.numbers or self.numbers.get(node.id) is not None
+        return isinstance(node, ast.Constant)
 
     def learn(self, node: ast.expr, other: Tensor) -> None:
         """The other operand of a product has the dtype of the first, or torch refuses it."""

@@ -27,11 +27,13 @@ class Run(Struct, frozen=True):
 
 
 class Choices(Struct):
-    """What a run decides of the expressions in it. ``written``: what stands for a name, of the run or of the file."""
+    """What a run decides of the expressions in it. ``written``: what stands for a name, of the run or of the file; ``numbers``: the
+    parameters that are numbers in every run."""
 
     names: Names
     halves: dict[str, str]
     written: dict[str, ast.expr]
+    numbers: frozenset[str] = frozenset()
 
     def decided(self, test: ast.expr) -> bool | None:
         """What a test of the run's dtype comes to (``dtype == torch.bfloat16``, ``dtype in (…)``), or None."""
@@ -144,6 +146,18 @@ def runs(names: Names, node: FunctionDef, around: ast.ClassDef | None, constants
         if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name):
             found += _of_rows(names, [loop.target.id], _elements(loop.iter, constants))
     return each_once(found) or [Run()]
+
+
+def numbers_of(names: Names, node: FunctionDef, constants: Mapping[str, ast.expr]) -> frozenset[str]:
+    """The parameters of a test for which its decorators list nothing but numbers."""
+    decorators = (each for each in node.decorator_list if isinstance(each, ast.Call))
+    listed = (each for decorator in decorators for each in _listed(names, decorator, constants))
+    return frozenset(words[0] for words, rows in listed if len(words) == 1 and rows and all(map(_is_number, rows)))
+
+
+def _is_number(node: ast.expr) -> bool:
+    node = node.operand if isinstance(node, ast.UnaryOp) else node
+    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
 
 
 def each_once(found: list[Run]) -> list[Run]:
