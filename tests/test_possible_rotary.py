@@ -193,3 +193,45 @@ def test_times_are_positions_and_exponentials_their_frequencies(
     tmp_path: Path, frequencies: str, cast: str, told_at: list[int]
 ) -> None:
     assert told(tmp_path, TIMES.format(frequencies=frequencies, cast=cast)) == told_at
+
+
+MADE_IN = """
+class Rotary(nn.Module):
+    def __init__(self, width, base=10000, dtype={dtype}):
+        super().__init__()
+        self.dtype = dtype
+        inverse = 1.0 / (base ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
+        self.register_buffer("inverse", inverse{cast})
+
+    def forward(self, x):
+        turns = torch.outer(torch.arange(x.size(1), device=x.device).type_as(self.inverse), self.inverse)
+        return turns.cos().type_as(x), turns.sin().type_as(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cast", "lines"),
+    [
+        ("torch.half", "", []),  # nobody has to cast it, and what is kept in fp32 is meant so
+        ("torch.half", ".to(dtype)", [12, 15]),
+        ("None", "", [12, 15]),
+    ],
+)
+def test_frequencies_in_fp32_of_an_object_that_is_made_in_half(
+    tmp_path: Path, dtype: str, cast: str, lines: list[int]
+) -> None:
+    assert told(tmp_path, MADE_IN.format(dtype=dtype, cast=cast)) == lines
+
+
+EARLY = """
+class Rotary(nn.Module):
+    def forward(self, x, dtype=torch.float):
+        inverse = 1.0 / (10000 ** (torch.arange(0, x.shape[-1], 2{device}) / x.shape[-1]))
+        turns = torch.einsum("i,j->ij", torch.arange(x.shape[1]{device}), inverse).to(x.device).to(dtype)
+        return turns.sin(), turns.cos()
+"""
+
+
+@pytest.mark.parametrize(("device", "lines"), [("", []), (", device=x.device", [10])])
+def test_a_product_of_what_is_made_on_the_cpu_is_left_alone(tmp_path: Path, device: str, lines: list[int]) -> None:
+    assert told(tmp_path, EARLY.format(device=device)) == lines

@@ -118,6 +118,8 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
         if how not in (None, "certain") and cast is None and held is not None and value.op != "matmul":
             # What the buffer loses is told there; positions that take its dtype lose on their own.
             how = "possible" if find(place, counted_alike, lambda v: v.op not in VIEWS | {"arange"}, 8) else None
+        if how == "likely" and held is not None and held.ref == "chosen":
+            how = None
         if how == "likely" and event.scope.setup and not value.dtypes.isdisjoint({"~weights", "^weights"}):
             how = "possible"  # before a model is cast its weights are half only where tensors are made so
         if how is not None:
@@ -157,7 +159,25 @@ def angles_in_half(value: Value, how: Confidence, made: Value, scope: Scope, nee
 def run_in_half(value: Value, scope: Scope) -> bool:
     """Whether a product of fp32 is one that a caller's autocast runs in half: it leaves fp64 alone."""
     wide = "float32" in value.dtypes and "float64" not in value.dtypes
-    return wide and scope.enabled is None and not scope.setup
+    return wide and scope.enabled is None and not scope.setup and not made_on_cpu(value)
+
+
+PLACED = frozenset({"arange", "linspace"})
+
+
+def made_on_cpu(value: Value) -> bool:
+    """Whether all that goes into a product is made where nobody says on which device, and moved no sooner than it: autocast for a GPU leaves
+    that alone."""
+
+    def elsewhere(v: Value) -> bool:
+        if v.op in PLACED:
+            return "device" in v.options
+        return not v.inputs and v.op != "constant" and v.dtypes != NUMBER
+
+    def known(v: Value) -> bool:
+        return v.op in PLACED or v.dtypes == NUMBER
+
+    return find(value, lambda v: v.op in PLACED, known) is not None and find(value, elsewhere, known) is None
 
 
 def sines_of_product(value: Value, scope: Scope) -> Iterator[Any]:

@@ -27,8 +27,9 @@ def widened(freq: Value) -> Value | None:
 
 
 def frequencies_in_a_buffer(held: Value | None, freq: Value, used: Value, scope: Scope) -> Iterator[Hit]:
-    """What a cast of the model rounds. Who widens it where it is used has thought of its dtype: then another file must cast the model."""
-    if held is not None and scope.enabled is not False:
+    """What a cast of the model rounds. Who widens it where it is used has thought of its dtype: then another file must cast the model. Who
+    keeps it in fp32 in an object that is made in half by what it is handed (``"chosen"``) has, too: nobody has to cast that."""
+    if held is not None and held.ref != "chosen" and scope.enabled is not False:
         yield cast_frequencies(held, used, "likely", Shows("half buffers"))
     elif held is None and (late := widened(freq)) is not None:
         yield cast_frequencies(late, used, "possible", Shows("half buffers", elsewhere=True))

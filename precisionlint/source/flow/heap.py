@@ -252,7 +252,7 @@ class Class(Struct, eq=False, dict=True):
 def settled(value: Value) -> Value:
     """An attribute once its object is made: a buffer has the dtype of the weights, and so has one that a setting makes a parameter."""
     if value.op == "buffer" and not value.dtypes <= (INTEGERS | BOOL):
-        return Value("buffer", value.inputs, WEIGHTS, value.at, value.name)
+        return Value("buffer", value.inputs, WEIGHTS, value.at, value.name, ref=value.ref)
     if value.op == "either" and any(each.op == "buffer" for each in value.inputs):
         parts = tuple(map(settled, value.inputs))
         dtypes: Dtypes = frozenset().union(*(part.dtypes for part in parts))

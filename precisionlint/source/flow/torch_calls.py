@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from precisionlint.events import Region
 from precisionlint.patterns import regex
 from precisionlint.source.flow import ops, products
+from precisionlint.source.flow.buffers import register_buffer
 from precisionlint.source.flow.devices import also_place, placed
 from precisionlint.source.flow.heap import NOTHING
 from precisionlint.source.flow.joins import element
@@ -212,21 +213,6 @@ def method(frame: Frame, obj: Value, name: str, args: list[Value], options: dict
 def asks_for_wide(scope: Scope) -> bool:
     """Whether a region asks for fp32: a layer gives that there, or what only its code tells."""
     return scope.region is not None and scope.region.dtype in WIDE
-
-
-def register_buffer(frame: Frame, obj: Value, args: list[Value], node: ast.Call) -> None:
-    name = args[0].constant if args[0].op == "constant" else None
-    if not isinstance(name, str) or obj.ref is None:
-        return
-    made, before = Value("buffer", (args[1],), args[1].dtypes, frame.at(node), name), obj.ref.attributes.get(name)
-    if before is not None and obj.ref.settled:
-        if frame.scope.setup:  # by the class of another object, which is cast with all that it holds
-            obj.ref.attributes[name] = before
-            return
-        made = Value(
-            "buffer", (args[1],), made.dtypes | before.dtypes, made.at, name
-        )  # after the model may have been cast
-    obj.ref.attributes[name] = made
 
 
 # -- ops
