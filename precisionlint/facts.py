@@ -127,3 +127,14 @@ class HalfLogits(Event, frozen=True, eq=False):
 
     dtype: str
     cast: Place
+
+
+class AsHanded(Event, frozen=True, eq=False):
+    """An op of a JAX program in the dtype in which it is handed its array.
+
+    ``what``: ``"norm"`` (a mean of squares under a root), ``"exp"`` of a learnt decay, or a function that takes logarithms of
+    probabilities; ``name``: what the program calls the array.
+    """
+
+    what: str
+    name: str

@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+from precisionlint.checks.as_handed import DECAY as DECAY_OF
+from precisionlint.checks.as_handed import NORM, told
 from precisionlint.checks.base import Automaton, Family, Hit, Remedy, Seen
+from precisionlint.facts import AsHanded
 from precisionlint.findings import Confidence, Severity
 from precisionlint.patterns import regex
 from precisionlint.valueflow import (
@@ -185,9 +188,14 @@ def mean_of_squares(value: Value, limit: int = 12) -> tuple[Value, Value, Value]
 @FAMILY.rule(
     "softmax-in-half",
     Computed,
+    AsHanded,
     ops=("index_put", "log_softmax", "logsumexp", "log probabilities", "log", "topk", "argmax", "div"),
 )
-def softmax_in_half(state: None, event: Computed) -> Iterator[Any]:
+def softmax_in_half(state: None, event: Computed | AsHanded) -> Iterator[Any]:
+    if isinstance(event, AsHanded):
+        if event.what not in (NORM, DECAY_OF):
+            yield told("softmax-in-half", event)
+        return
     value, scope = event.value, event.scope
     if not trains(scope) or not value.inputs:
         return
@@ -401,8 +409,12 @@ LOGARITHM = regex(r"(?:^|_)log_(?!its?)|_log$|^log_?(?:var|sigma|std|scale|dt)$"
 """What is called the logarithm of something (``log_scale``, ``threshold_log``); logits are none."""
 
 
-@FAMILY.rule("exp-in-half", Computed, ops=("exp", "softplus", "exp2"))
-def exp_in_half(state: None, event: Computed) -> Iterator[Any]:
+@FAMILY.rule("exp-in-half", Computed, AsHanded, ops=("exp", "softplus", "exp2"))
+def exp_in_half(state: None, event: Computed | AsHanded) -> Iterator[Any]:
+    if isinstance(event, AsHanded):
+        if event.what == DECAY_OF:
+            yield told("exp-in-half", event)
+        return
     value = event.value
     if not value.inputs or not trains(event.scope):
         return

@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from precisionlint.checks.as_handed import NORM, told
 from precisionlint.checks.base import Automaton, Change, Family, Remedy, Seen
 from precisionlint.checks.half_arithmetic import TRAINING, grade, hit, kept_in, mean_of_squares, trains
+from precisionlint.facts import AsHanded
 from precisionlint.patterns import regex
 from precisionlint.valueflow import (
     UNKNOWN,
@@ -27,8 +29,15 @@ from precisionlint.valueflow import (
 FAMILY = Family(Automaton("half-moments", None))
 
 
-@FAMILY.rule("norm-without-upcast", Computed, ops=("cosine_similarity", "normalize", "sqrt", "pow", "mul", "div"))
-def norm_without_upcast(state: None, event: Computed) -> Iterator[Any]:
+OPS = ("cosine_similarity", "normalize", "sqrt", "pow", "mul", "div")
+
+
+@FAMILY.rule("norm-without-upcast", Computed, AsHanded, ops=OPS)
+def norm_without_upcast(state: None, event: Computed | AsHanded) -> Iterator[Any]:
+    if isinstance(event, AsHanded):
+        if event.what == NORM:
+            yield told("norm-without-upcast", event)
+        return
     value = event.value
     if value.op == "cosine_similarity":
         yield from cosine_similarity(value, event.scope)

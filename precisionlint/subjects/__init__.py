@@ -93,6 +93,9 @@ TAKEN = (
     b".max() <",
 )
 JAX = (b".add(", b"segment_sum", b"scan", b"fori_loop", b"pallas_call", b"jnp.zeros", b"optax", b"softmax", b"float32")
+DTYPED = (b"dtype", b"float32", b"bfloat16", b"float16")
+HANDED = (b"sqrt(", b"log_softmax", b"logsumexp", b"softmax_cross_entropy", b"_log", b"log_")
+"""What JAX programs call ops that lose most in half, and the logarithms of decays."""
 WRITTEN = (
     b"communication_data_type",
     b"grad_comm_dtype",
@@ -164,6 +167,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("precisionlint.subjects.configurations", (".json", ".yaml", ".yml"), (HALF, CONFIGURED)),
     Subject("precisionlint.subjects.scripts", (".sh",), (HALF, WRITTEN)),
     Subject("precisionlint.subjects.jax_programs", (".py",), (HALF, (b"jax",), JAX)),
+    Subject("precisionlint.subjects.jax_arithmetic", (".py",), (DTYPED, (b"jax", b"haliax"), HANDED)),
     Subject("precisionlint.subjects.half_values", (".py",), (NAMED_HALF, (b"torch",), TAKEN)),
     Subject("precisionlint.subjects.python_settings", (".py",), ((*HALF, b"MixedPrecision", b"HookType."), WRITTEN)),
     Subject(
