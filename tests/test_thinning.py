@@ -100,3 +100,36 @@ def test_two_paths_are_enough_for_the_branch_that_scales(
     sound.write_text(program.format(unscale=unscale), encoding="utf-8")
     report = check([str(broken), str(sound)], select=["clip-before-unscale"], assume={})
     assert [Path(finding.place.path).name for finding in report.findings] == ["broken.py"]
+
+
+OPTIMIZERS = """
+import torch
+from torch import nn
+
+from kept import EightBit
+
+
+def main(args):
+    dtype = {{"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}}[args.precision]
+    net = nn.Linear(8, 8).to("cuda", dtype=dtype)
+    if args.small:
+        optimizer = EightBit(net.parameters())
+    else:
+        optimizer = torch.optim.AdamW({weights}, lr=1e-5)
+    for batch in args.batches:
+        net(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+main(parsed())
+"""
+
+
+def test_two_paths_are_enough_for_the_optimizer_without_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reading, "WIDEST", 2)
+    broken, sound = tmp_path / "broken.py", tmp_path / "sound.py"
+    broken.write_text(OPTIMIZERS.format(weights="net.parameters()"), encoding="utf-8")
+    sound.write_text(OPTIMIZERS.format(weights="copies(net)"), encoding="utf-8")
+    report = check([str(broken), str(sound)], select=["bf16-only-weights"], assume={})
+    assert [Path(finding.place.path).name for finding in report.findings] == ["broken.py"]

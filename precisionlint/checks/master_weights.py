@@ -193,7 +193,12 @@ def taken(all_took: frozenset[Took], event: WeightsTake) -> frozenset[Took]:
     return frozenset(t for t in took if not overlap(event.weights, t.weights))
 
 
-AUTOMATON = Automaton("master-weights", Storage(), advance, hears=HEARS)
+def stakes(storage: Storage) -> int:
+    """Half weights under a plain optimizer: of two optimizers between which a branch decides, one may hold fp32 copies."""
+    return sum(bool(halves(storage, own.weights)) for own in storage.owned)
+
+
+AUTOMATON = Automaton("master-weights", Storage(), advance, stakes=stakes, hears=HEARS)
 """The state that the rules of weights read, in all of their modules."""
 FAMILY = Family(AUTOMATON)
 
