@@ -133,3 +133,50 @@ def test_two_paths_are_enough_for_the_optimizer_without_copies(tmp_path: Path, m
     sound.write_text(OPTIMIZERS.format(weights="copies(net)"), encoding="utf-8")
     report = check([str(broken), str(sound)], select=["bf16-only-weights"], assume={})
     assert [Path(finding.place.path).name for finding in report.findings] == ["broken.py"]
+
+
+SETTINGS = """
+import torch
+from torch import nn
+
+
+class Settings:
+    dtype = "float16"
+    steps = 10
+
+    def __init__(self, **given):
+        {taken}
+
+
+def main(given):
+    settings = Settings(**given)
+    net = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(net.parameters())
+    scaler = torch.amp.GradScaler("cuda", enabled=settings.dtype == {enabled!r})
+    kind = {{"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}}[settings.dtype]
+    for batch in load(settings.steps):
+        with torch.autocast("cuda", dtype=kind):
+            loss = net(batch).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+main(parsed())
+"""
+SET = "for name, value in given.items():\n            setattr(self, name, value)"
+
+
+@pytest.mark.parametrize(
+    ("taken", "enabled", "told"),
+    [(SET, "bfloat16", True), (SET, "float16", False), ('setattr(self, "steps", 20)', "bfloat16", False)],
+)
+@pytest.mark.parametrize("width", [2, 64])
+def test_a_class_names_a_dtype_that_its_objects_may_be_given_another_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str, enabled: str, told: bool, width: int
+):
+    monkeypatch.setattr(reading, "WIDEST", width)
+    (tmp_path / "train.py").write_text(SETTINGS.format(taken=taken, enabled=enabled), encoding="utf-8")
+    found = check([str(tmp_path / "train.py")], select=["scaler-with-bf16"]).findings
+    assert [(each.place.line, each.confidence) for each in found] == [(19, "certain")] * told

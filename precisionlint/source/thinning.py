@@ -18,6 +18,7 @@ TRAITS = 4
 
 HALF = regex(r"(?<!b)(?:fp|float)_?16|\bhalf\b|\b16\b", re.I)
 """What a constant holds that asks for float16."""
+BF16 = regex(r"\bb(?:f|fp|float)_?16", re.I)
 SWITCH = regex(r"scaler|amp\b|amp_|fp16|float16|half\b|mixed|autocast", re.I)
 """What the words for a switch hold that turns it on."""
 
@@ -33,7 +34,7 @@ def thin(
     Those are kept that show most of what is between them two by two: what the checks and regions say, what the variables are that tests
     around precision ask for, what was decided of them. A fault takes two conditions often and three seldom. What a state shows counts
     twice where something is under way in it (``stakes``): of two paths one may not be the one without mixed precision for good. Where two
-    states show as much, the one goes on in which more is under way, then the one whose decisions ask for float16.
+    states show as much, the one goes on in which more is under way, then the one whose decisions ask for float16, or for bfloat16.
     """
     if len(states) <= limit:
         return states
@@ -56,20 +57,20 @@ def thin(
 
 
 def halves(state: State) -> int:
-    """How many decisions of a path ask for float16, the dtype whose gradients are scaled."""
+    """How much the decisions of a path ask for float16, the dtype whose gradients are scaled; half as much for bfloat16."""
     count = 0
     for sym, fact in state.facts.items():
         if fact.eq is not None:
             count += names_half(fact.eq.name if isinstance(fact.eq, External) else str(fact.eq.value))
         elif fact.truth:
-            count += is_switch(sym.text)
+            count += 2 * is_switch(sym.text)
     return count
 
 
 @lru_cache(maxsize=20_000)
-def names_half(text: str) -> bool:
-    """Whether a constant asks for float16."""
-    return HALF.search(text) is not None
+def names_half(text: str) -> int:
+    """2 for a constant that asks for float16, 1 for bfloat16."""
+    return 2 if HALF.search(text) is not None else int(BF16.search(text) is not None)
 
 
 @lru_cache(maxsize=20_000)

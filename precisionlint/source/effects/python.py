@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import ChainMap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
     from precisionlint.source.records import Args
 
+
+DTYPE_NAMES = frozenset({"float16", "fp16", "half", "bfloat16", "bf16", "float32", "fp32"})
 
 BUILTINS = frozenset(
     [
@@ -254,7 +257,21 @@ def setattr_(it: Interpreter, state: State, instr: p.Call, callee: External, arg
     values = [value for _, value in args]
     if len(values) == 3 and isinstance(values[1], Const) and isinstance(values[0], (Obj, Sym)):
         state.attributes(values[0])[values[1].value] = values[2]
+    elif len(values) == 3 and isinstance(values[0], Obj) and isinstance(values[0].cls, Class):
+        overwritten(it, state, values[0], values[0].cls)
     return one(state, NONE)
+
+
+def overwritten(it: Interpreter, state: State, obj: Obj, cls: Class) -> None:
+    """An attribute whose name is not known is set: what a class gives as the name of a dtype is only where its objects begin."""
+    own = state.heap.get(obj, {})
+    classes = [each for each in it.mro(state, cls) if isinstance(each, Class)]
+    given = ChainMap(own, *(state.heap.get(each, {}) for each in classes))
+    names = [
+        name for name, value in given.items() if isinstance(value, Const) and str(value.value).lower() in DTYPE_NAMES
+    ]
+    for name in names:
+        state.attributes(obj)[name] = it.derived(("attr", obj, name), str(name), ())
 
 
 def filter_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
