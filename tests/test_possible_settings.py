@@ -57,6 +57,24 @@ def test_a_hook_that_a_setting_decides(tmp_path: Path, switch: str, told: bool) 
     assert found == ([("half-gradient-reduction", "possible", 6)] if told else [])
 
 
+TIED = """
+from torch.distributed.fsdp import MixedPrecision
+from wrapping import build_fsdp
+
+def wrap(model, cfg):
+    dtype = parse_precision(cfg.precision) if cfg.amp else None
+    return build_fsdp(model, param_dtype=dtype, reduce_dtype={sums})
+"""
+
+
+@pytest.mark.parametrize(
+    ("sums", "told"), [("dtype", True), ("cfg.sums", False), ("torch.float32", False), ("None", False)]
+)
+def test_sums_in_the_dtype_of_the_computation_that_another_wraps(tmp_path: Path, sums: str, told: bool) -> None:
+    found = said(tmp_path / "hook.py", TIED.format(sums=sums))
+    assert found == ([("half-gradient-reduction", "possible", 6)] if told else [])
+
+
 TABLE = """
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
 

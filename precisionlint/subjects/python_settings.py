@@ -181,10 +181,15 @@ def _stated(file: File, held: list[ast.expr], call: ast.Call) -> str:
 
 
 def _policy_of_another(file: File, node: ast.Call) -> Iterator[Recipe]:
-    """A trainer's own settings for FSDP, whose words are FSDP's: ``shard(model, param_dtype=…, reduce_dtype=DType.bfloat16)``."""
-    keyword = next(each for each in node.keywords if each.arg == "reduce_dtype")
+    """A trainer's own settings for FSDP, whose words are FSDP's: ``shard(model, param_dtype=…, reduce_dtype=DType.bfloat16)``. Sums in
+    the dtype of the computation, whichever it is, are half where the settings change anything."""
+    given = {each.arg: each for each in node.keywords}
+    keyword, compute = given["reduce_dtype"], given["param_dtype"].value
     if half := HALVES.get(last_name(keyword.value)):
         yield _sums(replace(_setting(file, keyword), value=half))
+    elif constant(keyword.value) is UNKNOWN and _is_one(keyword.value, compute):
+        tied = _sums(replace(_setting(file, keyword), value=_half_named(file)))
+        yield replace(tied, sure=False, left=True)
 
 
 def _default(file: File, node: ast.ClassDef | ast.FunctionDef) -> Iterator[Recipe]:
