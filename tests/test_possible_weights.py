@@ -66,6 +66,41 @@ def test_what_is_fp32_frozen_or_adapted_is_not_told(tmp_path: Path, between: str
     assert said(tmp_path, SCRIPT.format(trainer="transformers.Trainer", between=between, dtype=dtype)) == []
 
 
+PARTLY = """
+import torch
+from transformers import AutoModel, Trainer, TrainingArguments
+
+
+class Encoder:
+    def __init__(self, name, dtype=None):
+        self.backbone = AutoModel.from_pretrained(name, torch_dtype={dtype})
+
+    def fit(self, data, more):
+        arguments = TrainingArguments("out", {settings})
+        trainer = Trainer(model=self.backbone, args=arguments, train_dataset=data)
+        trainer.train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings", "confidence"),
+    [
+        ("dtype or torch.float16", "fp16=True", "certain"),
+        ("dtype or torch.float16", "fp16=True, **more", "possible"),
+        ("torch.bfloat16", "bf16=True, **more", "possible"),
+        ("torch.bfloat16", "bf16=True, optim='adafactor', **more", ""),
+        ("torch.bfloat16", "bf16=True, deepspeed='zero2.json', **more", ""),
+        ("dtype or torch.float32", "fp16=True, **more", ""),
+        ("dtype", "fp16=True", ""),
+    ],
+)
+def test_what_is_half_unless_a_dtype_is_given_and_settings_of_which_some_are_known(
+    tmp_path: Path, dtype: str, settings: str, confidence: str
+) -> None:
+    text = PARTLY.format(dtype=dtype, settings=settings)
+    assert said(tmp_path, text) == ([("hf-half-load", confidence, 8)] if confidence else [])
+
+
 WRAPPED = """
 import torch
 from transformers import AutoModelForCausalLM

@@ -26,6 +26,8 @@ COMPARE: dict[type, str] = {
 }  # fmt: skip
 SEQUENCES: dict[type, str] = {ast.Tuple: "tuple", ast.List: "list", ast.Set: "set"}
 UNARY: dict[type, str] = {ast.Not: "not", ast.USub: "-", ast.UAdd: "+", ast.Invert: "~"}
+HALVES = frozenset({"float16", "bfloat16", "half"})
+"""What a setting that nobody gives falls back to is a path of its own where it is half: ``dtype or torch.float16``."""
 
 CHOICES = 32
 """How deep conditional expressions are followed inside each other."""
@@ -348,7 +350,8 @@ class Lowering:
 
             block = self.into(fill)
             rights.append((block, values[0]))
-        if not self.testing and len(rights) < 16 and not any(block.code for block, _ in rights):
+        chosen = not conjunction and any(isinstance(side, ast.Attribute) and side.attr in HALVES for side in sides[1:])
+        if not (self.testing or chosen) and len(rights) < 16 and not any(block.code for block, _ in rights):
             value = first
             for _, right in rights:
                 value = p.Binary("and" if conjunction else "or", value, right)
@@ -359,7 +362,7 @@ class Lowering:
             block.code.append(p.Assign(temp, right, node))
             empty = p.Block([])
             then, other = (block, empty) if conjunction else (empty, block)
-            self.code.append(p.If(temp, then, other, node, quiet=True, asked=self.testing))
+            self.code.append(p.If(temp, then, other, node, quiet=not chosen, asked=self.testing))
         return temp
 
     def test(self, node: ast.expr) -> p.Expr:

@@ -32,6 +32,7 @@ from precisionlint.source.state import State
 from precisionlint.source.values import (
     FALSE,
     NONE,
+    TRUE,
     Class,
     Cond,
     Const,
@@ -79,7 +80,7 @@ def make_trainer(it: Interpreter, state: State, instr: p.Call, callee: External,
 def make_trainer_elsewhere(it: Interpreter, state: State, instr: p.Call, args: Args) -> Outcome:
     """A trainer that is called like transformers' own, of a package that is not there: what it changes of that is not known."""
     [(branch, trainer)] = make_trainer(it, state, instr, External("transformers.Trainer"), args)
-    branch.attributes(trainer)["open"] = const(True)
+    branch.attributes(trainer)["open"] = branch.attributes(trainer)["elsewhere"] = const(True)
     return one(branch, trainer)
 
 
@@ -156,11 +157,20 @@ def training(
 
 
 def launched(it: Interpreter, state: State, trainer: Value) -> bool:
-    """Whether a trainer's settings come from outside the program, which adds nothing to them that would keep masters or adapters."""
+    """Whether a trainer's settings, or some of them (``**kwargs``), come from outside the program, which adds nothing to them that would
+    keep masters or adapters."""
     own = state.heap.get(trainer, {})
     given = ("peft_config", "optimizers", "optimizer_cls_and_kwargs")
+    settings = own.get("args")
+    arguments = state.heap.get(settings, {}) if isinstance(settings, Obj) else {}
+    some = (
+        arguments.get("open") == TRUE
+        and "elsewhere" not in own
+        and bool(optimizer_name(it, arguments))
+        and all(arguments.get(name, NONE) in OFF for name in it.apis.engine_arguments)
+    )
     return (
-        isinstance(own.get("args"), Sym)
+        (isinstance(settings, Sym) or some)
         and all(own.get(("given", name), NONE) in OFF for name in given)
         and not overrides(it, state, trainer, "create_optimizer")
     )
