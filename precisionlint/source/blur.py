@@ -171,7 +171,9 @@ def plain(name: str, value: Value | None, kept: Set[str]) -> bool:
             return not is_kept(definition.name)
         case Tup():
             return all(plain("", item, kept) for item in value.items)
-        case Func() | Stream() | Many() | Method():
+        case Func():  # which of two trains is the whole difference
+            return not value.module.is_strong(value.function)
+        case Stream() | Many() | Method():
             return True
     return False
 

@@ -137,7 +137,7 @@ def line_in(where: Any, module: ProjectModule) -> int | None:
 def enclosing(module: ProjectModule, node: Any) -> tuple[p.Function, p.ClassDef | None] | None:
     """The function or method of a file's top level in which a node stands, with its class."""
     line = getattr(node, "lineno", 0)
-    for instr in module.block.code:
+    for instr in p.defined(module.block):
         if isinstance(instr, p.Define) and instr.function.first_line <= line <= instr.function.last_line:
             return instr.function, None
         if isinstance(instr, p.DefineClass):

@@ -164,6 +164,8 @@ def call_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state:
         for _, value in args:
             if isinstance(value, (Func, Partial)):
                 states = [after for before in states for after in call_back(it, instr, before, value)]
+        for one in states:
+            forget_set(it, instr, one, func)
         return [(one, effects.result(it, one, instr, func, args)) for one in states]
     if is_left_open(function):
         return effects.call_unknown(it, state, instr, func, args)
@@ -183,6 +185,23 @@ def call_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state:
     results = follow(it, func, args, instr, state)
     repeats.remember(it, before, instr, results)
     return results
+
+
+def forget_set(it: Interpreter, instr: p.Call, state: State, method: Func) -> None:
+    """What a method sets that is not run: the constants that its object's attributes were are no longer known, nor all that is in a list."""
+    obj = method.receiver
+    own = state.heap.get(obj) if isinstance(obj, Obj) else None
+    if not own:
+        return
+    assert isinstance(obj, Obj)
+    for name in method.module.sets(method.function):
+        held = own.get(name)
+        fills = held is not None and is_container(held) and "*" not in state.heap.get(held, {})
+        if fills or isinstance(held, Const):
+            value = it.derived(("attr", obj, name), f"{it.object_name(obj)}.{name}", ())
+            if isinstance(value, Sym):
+                it.renew(state, instr.at, value)
+            state.attributes(held if fills and held is not None else obj)["*" if fills else name] = value
 
 
 def is_left_open(function: p.Function) -> bool:
@@ -480,13 +499,16 @@ SETTINGS = regex(
 """What a program's settings are called where a function is handed them."""
 
 
-def call_back(it: Interpreter, instr: p.Call, state: State, func: Value) -> list[State]:
+def call_back(it: Interpreter, instr: p.Call, state: State, func: Value, once: bool = False) -> list[State]:
     """A function of the project handed to something unread: it may be called, more than once, with anything: all but the settings is
     something else the second time. What starts processes calls it once in each."""
     if isinstance(func, Partial):
         func = func.func
-    if not isinstance(func, Func) or not func.module.is_relevant(func.function) or func.function in it.entered:
+    if not isinstance(func, Func) or not func.module.is_relevant(func.function):
         return [state]
+    if func.function in it.entered and it.called_back.get(func.function) is not instr.at:
+        return [state]  # the program calls it itself; what this call did on one path, it does on the others
+    it.called_back[func.function] = instr.at
     states = [state]
     anything: Args = (("*", it.free("…")),)
     plain = [param.name for param in func.function.params if param.kind == "plain" and param.default is None]
@@ -497,7 +519,7 @@ def call_back(it: Interpreter, instr: p.Call, state: State, func: Value) -> list
         (name, it.intern(("param", func.function, name, "again"), name, PLAIN, frozenset(), ())) for name in others
     )
     launched = LAUNCHES.search(name_of(instr.func)) is not None
-    for args in (anything,) if launched else (anything, (*again, *anything)):
+    for args in (anything,) if launched or once else (anything, (*again, *anything)):
         after: list[State] = []
         it.calling_back += not launched
         try:
@@ -505,5 +527,5 @@ def call_back(it: Interpreter, instr: p.Call, state: State, func: Value) -> list
                 after.extend(s for s, _ in call_function(it, func, args, instr, one))
         finally:
             it.calling_back -= not launched
-        states = it.merged(after)
+        states = it.merged(after) or states  # one that ends the program, on a signal say, is not called
     return states

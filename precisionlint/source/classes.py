@@ -24,6 +24,26 @@ def is_choice(body: list[p.Instr]) -> bool:
     return all(len(side) == 1 and isinstance(side[0], p.Assign) for side in sides)
 
 
+def returns_at_once(body: list[p.Instr]) -> bool:
+    """Whether a body is ``return self.x``, or any other expression, with nothing before it but tests of which each raises."""
+    if not body or not isinstance(last := body[-1], p.Return):
+        return False
+    return len(body) == 1 or (
+        isinstance(last.value, p.Attr)
+        and isinstance(last.value.obj, p.Name)
+        and all(isinstance(each, p.Call) or refuses(each) for each in body[:-1])
+    )
+
+
+def refuses(instr: p.Instr) -> bool:
+    """Whether an instruction is ``if test: raise``."""
+    return (
+        isinstance(instr, p.If)
+        and not instr.other.code
+        and any(isinstance(each, p.Raise) for each in instr.then.code[-1:])
+    )
+
+
 def mro(it: Interpreter, state: State, cls: Class) -> list[Value]:
     """A class and its bases, depth first; a class that inherits from itself ends there."""
     if cls not in it.mros:
@@ -101,8 +121,8 @@ def property_value(it: Interpreter, state: State, func: Func, receiver: Value, n
     body = func.module.body(func.function).code
     if is_choice(body) and func.function.params:
         return chosen_property(it, state, func, receiver, name, body)
-    if len(body) == 1 and isinstance(body[0], p.Return) and func.function.params:
-        return inside(it, state, func, receiver, lambda: evaluate(it, state, body[0].value))  # type: ignore[union-attr]
+    if returns_at_once(body) and func.function.params:
+        return inside(it, state, func, receiver, lambda: evaluate(it, state, body[-1].value))  # type: ignore[union-attr]
     return it.derived(("attr", receiver, name), f"{text_of(receiver)}.{name}", (receiver,))
 
 

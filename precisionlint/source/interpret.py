@@ -112,6 +112,7 @@ class Interpreter:
         self.steps = self.total = 0
         self.calling_back = 0
         """How many functions are being run that were handed on, one in the other."""
+        self.called_back: dict[p.Function, Any] = {}  # functions -> the call that they were handed to
         self.limit = self.whole = BUDGET
         self.width = WIDEST
         self.thinned = self.trains = False

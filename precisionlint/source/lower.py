@@ -270,7 +270,7 @@ class Lowering:
         bases = tuple(self.expr(unstarred(base)) for base in node.bases)
         decorators = tuple(self.expr(decorator) for decorator in node.decorator_list)
         body = self.block(node.body)
-        methods = tuple(i.function for i in body.code if isinstance(i, p.Define))
+        methods = tuple(each.function for each in p.defined(body) if isinstance(each, p.Define))
         self.code.append(p.DefineClass(p.ClassDef(node.name, bases, decorators, body, node, methods)))
 
     def import_(self, node: ast.Import) -> None:

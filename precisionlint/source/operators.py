@@ -208,24 +208,32 @@ def compare(it: Interpreter, op: str, left: Value, right: Value) -> Value:
 
 def within(it: Interpreter, state: State, op: str, left: Value, container: Value) -> Value:
     """``x in container``: decided where nothing is in it, where every item is a constant and x is one, or by what is known of x; the same
-    each time for a setting of precision; else it may be either, each time."""
+    each time for a setting of precision; else it may be either, each time. A registry, empty where its file makes it, is filled by others."""
     items = state.heap.get(container, {})
     known = (
         list(items)
         if isinstance(container, Obj) and container.cls == External("builtins.dict")
         else list(items.values())
     )
-    if not items:
+    if not items and not is_registry(it, state, container):
         return const(op == "not in")
-    if "*" not in items and isinstance(left, Const):
+    if "*" not in items and items and isinstance(left, Const):
         constants = [item.value if isinstance(item, Const) else item for item in known]
         return const((left.value in constants) == (op == "in"))
     texts = [const(item) if isinstance(item, str) else item for item in known]
-    if "*" not in items and isinstance(left, Sym) and all(is_text(item) for item in texts):
+    if "*" not in items and items and isinstance(left, Sym) and all(is_text(item) for item in texts):
         asked = compare(it, op, left, Tup(tuple(sorted(texts, key=repr))))
         if is_kept(left.text) or truth(state, asked) is not None:
             return asked
     return it.site(state, (container, op), f"{text_of(left)} {op} …", PLAIN, ())
+
+
+def is_registry(it: Interpreter, state: State, container: Value) -> bool:
+    """Whether a container was made at the top of a file or class, and a function asks what is in it."""
+    if not isinstance(container, Obj) or it.frames[state.frame].function is None:
+        return False
+    frame = container.site[1]
+    return isinstance(frame, int) and it.frames[frame].function is None
 
 
 def is_text(value: Any) -> bool:

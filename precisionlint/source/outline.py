@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from bisect import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 from msgspec import Struct
@@ -62,6 +62,15 @@ class Imported(Struct, frozen=True):
     name: str | None
 
 
+def renamings(node: ast.Assign) -> Iterator[tuple[str, str, ast.Assign]]:
+    """``step = step_in_half if fp16 else plain_step``, ``self.step = self._step``: what is called by the one name may be the other."""
+    value = node.value
+    for each in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
+        meant = each.attr if isinstance(each, ast.Attribute) else each.id if isinstance(each, ast.Name) else ""
+        for name in set[str]().union(*map(last_identifiers, node.targets)) - {meant} if meant else ():
+            yield name, meant, node
+
+
 class Outline:
     """The definitions and imports of one file."""
 
@@ -71,11 +80,17 @@ class Outline:
         self.stars: list[Imported] = []
         text = "\n".join(lines)
         starts = [0, *accumulate(len(line) + 1 for line in lines)]
+        renamed: list[tuple[str, str, ast.Assign]] = []
+
+        def define(name: str, first: int, last: int) -> None:
+            definition = Definition(name, text, (starts[first - 1], starts[last] - 1))
+            self.definitions.setdefault(name, []).append(definition)
+
         for node in statements(syntax.body):
             if isinstance(node, DEFINITIONS):
-                first, last = lines_spanned(node)
-                definition = Definition(node.name, text, (starts[first - 1], starts[last] - 1))
-                self.definitions.setdefault(node.name, []).append(definition)
+                define(node.name, *lines_spanned(node))
+            elif isinstance(node, ast.Assign):
+                renamed += renamings(node)
             elif isinstance(node, ast.Import):
                 for alias in node.names:
                     self.imports[alias.asname or alias.name.partition(".")[0]] = Imported(alias.name, 0, None)
@@ -86,6 +101,9 @@ class Outline:
                         self.stars.append(target)
                     else:
                         self.imports[alias.asname or alias.name] = target
+        for name, meant, assigned in renamed:
+            if meant in self.definitions or meant in self.imports:
+                define(name, assigned.lineno, assigned.end_lineno or assigned.lineno)
         # Who says ``__init__`` calls that of a class above, which it names as well; it is no one's in particular.
         self.names = frozenset(name for name in (*self.definitions, *self.imports) if not name.startswith("__"))
 

@@ -9,6 +9,8 @@ its place, and what tells it from every other.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, TypeAlias
 
 from msgspec import Struct
@@ -263,3 +265,18 @@ Instr = (
     | Begin
     | Collect
 )
+
+
+def defined(block: Block) -> Iterator[Define | DefineClass]:
+    """The functions and classes that a top level or a class body defines, those of its branches among them."""
+    for instr in block.code:
+        match instr:
+            case Define() | DefineClass():
+                yield instr
+            case If():
+                yield from chain(defined(instr.then), defined(instr.other))
+            case Try():
+                for part in (instr.body, *instr.handlers, instr.other, instr.final):
+                    yield from defined(part)
+            case With():
+                yield from defined(instr.body)

@@ -58,6 +58,8 @@ LEFT_HALF = regex(
     re.M,
 )
 """A statement that casts a model in place, which is still half when the function has ended."""
+FILLS = frozenset({"append", "extend", "add", "update", "insert", "setdefault"})
+"""The methods of a list, set or dict that put something into it."""
 SMALL = 5
 """Functions of up to so many lines are always entered: getters and switches are what conditions are made of."""
 
@@ -103,6 +105,7 @@ class ProjectModule:
         self._strong: dict[p.Function, bool] = {}
         self._trains: dict[p.Function, bool] = {}
         self._holds: dict[str, bool] = {}
+        self._sets: dict[p.Function, list[str]] = {}
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -196,6 +199,21 @@ class ProjectModule:
     def known_names(self) -> frozenset[str]:
         """What this file defines or imports."""
         return self.outline.names
+
+    def sets(self, function: p.Function) -> list[str]:
+        """The attributes of its object that a method sets, or fills."""
+        if function not in self._sets:
+            found: set[str] = set()
+            for node in walk(function.node):
+                if isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr in FILLS):
+                    filled = isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Store)
+                    node = node.value
+                else:
+                    filled = False
+                if isinstance(node, ast.Attribute) and (filled or isinstance(node.ctx, ast.Store)):
+                    found.update({node.attr} if isinstance(node.value, ast.Name) and node.value.id == "self" else ())
+            self._sets[function] = sorted(found)
+        return self._sets[function]
 
     def trains(self, function: p.Function) -> bool:
         """Whether a function's own text holds what training is made of."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -25,12 +25,13 @@ from precisionlint.source.effects.checkpoints import returned
 from precisionlint.source.hanging import hangs_on
 from precisionlint.source.imports import forget_rebound
 from precisionlint.source.interpret import Interpreter
+from precisionlint.source.objects import is_container
 from precisionlint.source.parsing import walk
 from precisionlint.source.project import Project, ProjectModule
 from precisionlint.source.records import BUDGET, NARROW, SHARE, WIDEST, BudgetError, Coverage, Where
 from precisionlint.source.state import Fact, State, agree, merge
 from precisionlint.source.thinning import thin
-from precisionlint.source.values import FALSE, PLAIN, TRUE, Class, Const, Func, Obj, Sym, Value
+from precisionlint.source.values import FALSE, PLAIN, TRUE, Class, Const, Func, Obj, Partial, Sym, Tup, Value
 
 Ways = list[dict[Sym, Fact]]
 """What each of some paths had decided."""
@@ -98,7 +99,7 @@ class Reader(Struct, frozen=True):
         states = self.thin(states) or [start]
         forget_rebound(self.it, self.module, states[0])
         self.functions(states[0], rest=False)
-        self.classes(states[0])
+        self.classes(states)
         self.functions(states[0], rest=True)
 
     # -- where a program starts
@@ -174,7 +175,17 @@ class Reader(Struct, frozen=True):
         results = self.it.call_function(func, (("*", self.it.free("…")),), call, state)
         if func.receiver is not None and STATE.search(func.function.name) and func.module is self.module:
             self.state_of(func.function, results)
-        return [one for one, _ in results]
+        return [end for one, value in results for end in self.call_returned(one, value, node)]
+
+    def call_returned(self, state: State, value: Value, node: Any) -> list[State]:
+        """What a root gives back that trains is what its caller calls, again and again: ``def make_step(…): def step(batch): … return step``.
+        Of several, nobody knows which comes after which, nor what comes between two calls of one that does not begin with a backward."""
+        call = p.Call(1, p.Name("returned"), (), node)  # slot 0 keeps what is returned
+        after: list[State] = []
+        for func in functions_in(state, value):
+            begins = BEGINS.search(func.module.source_of(func.function)) is not None
+            after += self.it.call_back(call, state.fork(), func, once=not begins)
+        return after or [state]
 
     def state_of(self, method: p.Function, results: list[tuple[State, Value]]) -> None:
         """What an object gives to go on from later, where nothing in its file saves it."""
@@ -193,7 +204,7 @@ class Reader(Struct, frozen=True):
         """Functions that nothing here calls; with ``rest``, those that only each other do."""
         candidates = [
             instr.function
-            for instr in self.module.block.code
+            for instr in p.defined(self.module.block)
             if isinstance(instr, p.Define)
             and self.module.is_relevant(instr.function)
             and self.module.is_strong(instr.function)
@@ -224,13 +235,16 @@ class Reader(Struct, frozen=True):
     # -- classes
 
     def methods(self) -> Iterable[p.Function]:
-        for instr in self.module.block.code:
+        for instr in p.defined(self.module.block):
             if isinstance(instr, p.DefineClass):
                 yield from (method for method in instr.cls.methods if self.module.is_relevant(method))
 
-    def classes(self, state: State) -> None:
-        for instr in self.module.block.code:
+    def classes(self, states: list[State]) -> None:
+        frame = self.it.globals_frame(self.module)
+        for instr in p.defined(self.module.block):
             if isinstance(instr, p.DefineClass):
+                cls = Class(instr.cls, self.module, frame)
+                state = next((each for each in states if cls in each.heap), states[0])  # a branch may define it
                 own = [m for m in instr.cls.methods if self.module.is_relevant(m) and self.module.is_strong(m)]
                 if any(method not in self.it.entered for method in own):
                     self.it.coverage.programs += 1
@@ -308,12 +322,12 @@ class Reader(Struct, frozen=True):
         for method in definition.methods:
             if method.name == "__init__" or self.module.is_relevant(method):
                 continue
-            for name in sorted(name for name in assigned(method) if isinstance(own.get(name), Const)):
+            for name in [name for name in self.module.sets(method) if isinstance(own.get(name), Const)]:
                 state.attributes(obj)[name] = self.it.derived(("attr", obj, name), f"self.{name}", ())
 
     def unflagged(self, bases: list[State], method: Func, others: list[Func], obj: Value) -> list[State]:
         """The states in which a method that trains is entered: a flag that another one sets may have been set by then."""
-        set_by_others = set().union(*(assigned(each.function) for each in others if each is not method))
+        set_by_others = set[str]().union(*(each.module.sets(each.function) for each in others if each is not method))
         flags = set_by_others & method.module.words(method.function)
         found = []
         for base in bases:
@@ -371,16 +385,19 @@ class Reader(Struct, frozen=True):
         return self.thin(after, 2 * ROOT_STATES)
 
 
-def assigned(method: p.Function) -> set[str]:
-    """The attributes of its object that a method sets."""
-    return {
-        node.attr
-        for node in walk(method.node)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Store)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    }
+def functions_in(state: State, value: Value) -> Iterator[Func]:
+    """The functions that train in what is returned: itself, or the items of a tuple or dict."""
+    match value:
+        case Func() if value.module.is_strong(value.function):
+            yield value
+        case Partial():
+            yield from functions_in(state, value.func)
+        case Tup():
+            for item in value.items:
+                yield from functions_in(state, item)
+        case Obj() if is_container(value):
+            for item in list(state.heap.get(value, {}).values()):
+                yield from functions_in(state, item) if isinstance(item, (Func, Partial)) else ()
 
 
 def reaching(methods: list[Func], what: re.Pattern[str]) -> frozenset[p.Function]:

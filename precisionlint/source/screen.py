@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-TORCH = (b"torch", b"accelerate", b"lightning", b"deepspeed", b"transformers", b"from trl", b"import trl")
+TORCH = (
+    b"torch", b"accelerate", b"lightning", b"deepspeed", b"transformers", b"from trl", b"import trl",
+    b"unscale_(", b"GradScaler", b"loss_scaler",
+)  # fmt: skip
 WORDS = (
     b"GradScaler", b"scaler", b"unscale_", b"autocast", b"backward(", b"clip_grad", b"loss_scale", b"optim.", b"Adam", b"SGD(",
     b".step(", b"custom_op", b"autograd.Function", b"Trainer(", b"Trainer)",
@@ -18,7 +21,7 @@ HALVES = (b".half()", b"float16")
 
 
 def worth_parsing(data: bytes, own: tuple[bytes, ...] = ()) -> bool:
-    """Whether a file names torch (or a trainer of its field) and something that a check listens to, or one of these words."""
+    """Whether a file names torch (a trainer of its field, or what nothing else has) and something that a check listens to, or one of these words."""
     if own and any(word in data for word in own):
         return True
     if not any(word in data for word in TORCH):

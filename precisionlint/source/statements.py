@@ -431,8 +431,9 @@ def do_define(it: Interpreter, instr: p.Define, state: State, after: list[State]
     it.default_values[function] = {
         param.name: evaluate(it, state, param.default) for param in function.params if param.default is not None
     }
-    value = own_contract(it, state, function.name) or effects.decorated(it, state, func)
-    it.bind_name(state, function.name, value)
+    if not any(isinstance(each, p.Attr) and each.name in ("setter", "deleter") for each in function.decorators):
+        value = own_contract(it, state, function.name) or effects.decorated(it, state, func)
+        it.bind_name(state, function.name, value)  # else the name stays that of the property
     after.append(state)
 
 

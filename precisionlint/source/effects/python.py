@@ -240,12 +240,17 @@ def hasattr_(it: Interpreter, state: State, instr: p.Call, callee: External, arg
     return one(state, it.derived(("pure", callee.name, *values), text, tuple(values)))
 
 
+OF_CONSTANTS = ("builtins.", "numbers.", "collections.", "typing.", "six.")
+"""Where the classes are of which a constant may be."""
+
+
 def isinstance_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
-    """``isinstance(x, cls)``: known where both are constants or modules."""
+    """``isinstance(x, cls)``: known where both are constants or modules; a constant may be one of Python's own classes and of those that
+    stand for several of them."""
     values = [value for _, value in args]
     if len(values) == 2:
         obj, cls = values
-        if isinstance(obj, Const) and isinstance(cls, External) and not cls.name.startswith("builtins."):
+        if isinstance(obj, Const) and isinstance(cls, External) and not cls.name.startswith(OF_CONSTANTS):
             return one(state, FALSE)
         if cls == External("torch.nn.Module") and isinstance(obj, Obj) and it.kind(state, obj):
             return one(state, const(it.kind(state, obj) == "module"))
@@ -328,6 +333,21 @@ def field_(it: Interpreter, state: State, instr: p.Call, callee: External, args:
     return one(state, result(it, state, instr, callee, ((None, factory),) if factory is not None else ()))
 
 
+def items_of(it: Interpreter, state: State, value: Value) -> dict[Any, Value]:
+    """What a dict holds that is made of a value: of another dict, or of pairs."""
+    if isinstance(value, Obj) and value.cls == External("builtins.dict"):
+        return state.heap.get(value, {"*": value})
+    pairs = list(state.heap.get(value, {}).values()) if is_container(value) else elements(it, state, value)
+    if pairs is None or not all(isinstance(pair, Tup) and len(pair.items) == 2 for pair in pairs):
+        return {"*": value}
+    items: dict[Any, Value] = {}
+    for pair in pairs:
+        assert isinstance(pair, Tup)
+        key, item = pair.items
+        items[key.value if isinstance(key, Const) else "*"] = item
+    return items
+
+
 def dict_(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
     obj = Obj(it.here(state, instr.at), External("builtins.dict"))
     items: dict[Any, Value] = {}
@@ -335,7 +355,7 @@ def dict_(it: Interpreter, state: State, instr: p.Call, callee: External, args: 
         if isinstance(value, Tensors) and value.kind == "named":
             items["*"] = replace(value, kind="param")
         elif keyword is None or keyword == "**":
-            items.update(state.heap.get(value, {"*": value}) if is_container(value) else {"*": value})
+            items.update(items_of(it, state, value))
         elif keyword != "*":
             items[keyword] = value
     state.allocate(obj, items)
