@@ -94,6 +94,7 @@ class Bearers:
         self.text = text
         self.taken = taken
         self._trees: dict[Path, ast.Module | None] = {}
+        self._sets: dict[Path, Sets] = {}
         self._imported: dict[Path, dict[str, tuple[ast.Import | ast.ImportFrom, ast.alias]]] = {}
         self._answers: dict[tuple[Path, int, Path], bool] = {}
         self._by_name: dict[Path, bool] = {}
@@ -118,6 +119,13 @@ class Bearers:
                 with contextlib.suppress(UnreadableError, RecursionError):
                     self._trees[path] = self.project.syntax(path, data)
         return self._trees[path]
+
+    def sets(self, path: Path, name: str) -> list[tuple[ast.expr, tuple[Definition, ...]]]:
+        """What a file sets an attribute to, by its name: looked up once a file, since one object leads to many."""
+        if path not in self._sets:
+            tree = self.tree(path)
+            self._sets[path] = attributes_set(tree) if tree is not None else {}
+        return self._sets[path].get(name, [])
 
     def imported(self, name: str, path: Path) -> Path | str | None:
         """The file that a name of a file is imported from, the name of an outside library, or None for what is not imported."""
@@ -230,7 +238,7 @@ class Following:
             if key in self.seen:
                 return False
             self.seen.add(key)
-            made = list(attributes_set(tree, node.attr))
+            made = self.bearers.sets(spot.path, node.attr)
             spots = ((value, Spot(spot.path, around, value.lineno)) for value, around in made)
             return any(self.part(value, where) for value, where in spots) or not made
         return self.part(node.value, spot)
@@ -331,8 +339,12 @@ def unpacked(target: ast.expr, value: ast.expr, name: str) -> Iterator[ast.expr]
         yield from unpacked(target.value, value, name)
 
 
-def attributes_set(tree: ast.Module, name: str) -> Iterator[tuple[ast.expr, tuple[Definition, ...]]]:
-    """What ``self.name`` is set to in a file, with what is around it."""
+Sets = dict[str, list[tuple[ast.expr, tuple[Definition, ...]]]]
+
+
+def attributes_set(tree: ast.Module) -> Sets:
+    """Attribute -> what a file sets it to on any object, with what is around each."""
+    found: Sets = {}
     todo: list[tuple[ast.AST, tuple[Definition, ...]]] = [(tree, ())]
     while todo:
         node, around = todo.pop()
@@ -344,8 +356,10 @@ def attributes_set(tree: ast.Module, name: str) -> Iterator[tuple[ast.expr, tupl
             targets = [node.target]
         else:
             continue
-        if node.value is not None and any(isinstance(each, ast.Attribute) and each.attr == name for each in targets):
-            yield node.value, around
+        if node.value is not None:
+            for name in {each.attr for each in targets if isinstance(each, ast.Attribute)}:
+                found.setdefault(name, []).append((node.value, around))
+    return found
 
 
 def parameters(function: FunctionDef) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from precisionlint.patterns import regex
-from precisionlint.source.flow.bearers import LOADS, MOVES, Bearers, Cast, Spot, attributes_set, bound, own, parameters
+from precisionlint.source.flow.bearers import LOADS, MOVES, Bearers, Cast, Spot, bound, own, parameters
 from precisionlint.source.parsing import DEFINITIONS, Definition, FunctionDef, walk
 from precisionlint.subjects.names import last_name, spelled
 
@@ -164,7 +164,10 @@ class Casts:
         if isinstance(node, ast.Attribute):
             if not (isinstance(node.value, ast.Name) and node.value.id == "self"):
                 return []
-            return [(value, Spot(spot.path, around, value.lineno)) for value, around in attributes_set(tree, node.attr)]
+            return [
+                (value, Spot(spot.path, around, value.lineno))
+                for value, around in self.bearers.sets(spot.path, node.attr)
+            ]
         if not isinstance(node, ast.Name):
             return []
         for depth in range(len(spot.around) + 1):
