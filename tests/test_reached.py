@@ -203,6 +203,36 @@ def main(model, optimizer, losses):
     for loss in losses:
         STEP
 """
+OUT_OF_A_TUPLE = """
+def train_step(state, loss):
+    model, optimizer, scaler = state
+    STEP
+
+
+def main(state, losses):
+    for loss in losses:
+        train_step(state, loss)
+"""
+OUT_OF_A_NAMED_TUPLE = """
+from typing import NamedTuple
+
+
+class State(NamedTuple):
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+
+
+def train_step(state, loss):
+    model, optimizer, scaler = state
+    STEP
+
+
+def main(model, optimizer, losses):
+    state = State(model, optimizer, torch.amp.GradScaler("cuda"))
+    for loss in losses:
+        train_step(state, loss)
+"""
 PROGRAMS = {
     "a class in a branch of its file": IN_BRANCHES,
     "a function where an import fails": WHERE_AN_IMPORT_FAILS,
@@ -215,6 +245,8 @@ PROGRAMS = {
     "a registry that others fill": FILLED_BY_OTHERS,
     "a function that ends the program when it is called": ENDED_BY_A_SIGNAL,
     "a constant that is a number of some kind": A_NUMBER_OF_ANY_KIND,
+    "a scaler out of a tuple": OUT_OF_A_TUPLE,
+    "a scaler out of a named tuple": OUT_OF_A_NAMED_TUPLE,
 }
 
 

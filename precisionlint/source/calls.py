@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from precisionlint.patterns import regex
 from precisionlint.source import effects, repeats
 from precisionlint.source import program as p
-from precisionlint.source.evaluate import attribute, class_attribute, elements, evaluate
+from precisionlint.source.evaluate import attribute, class_attribute, elements, evaluate, fields_of
 from precisionlint.source.objects import dtype_of, holds_gradients, is_container, name_of
 from precisionlint.source.records import SHARE, Args, BudgetError, FrameInfo, Paths
 from precisionlint.source.state import State
@@ -475,11 +475,7 @@ def instantiate(it: Interpreter, cls: Class, args: Args, instr: p.Call, state: S
 
 def bind_fields(it: Interpreter, cls: Class, obj: Obj, args: Args, state: State) -> None:
     """A dataclass: arguments to fields, in the order of the fields."""
-    fields = [
-        instr.target.slot
-        for instr in cls.cls.body.code
-        if isinstance(instr, p.Assign) and isinstance(instr.target, p.Name) and instr.annotation is not None
-    ]
+    fields = fields_of(cls)
     attributes = state.attributes(obj)
     positional = [value for keyword, value in args if keyword is None]
     for name, value in zip(fields, positional, strict=False):

@@ -228,6 +228,15 @@ def class_attribute(it: Interpreter, state: State, cls: Class, name: str) -> Val
     return None
 
 
+def fields_of(cls: Class) -> list[p.Slot]:
+    """The fields that a class declares with their types, in their order."""
+    return [
+        instr.target.slot
+        for instr in cls.cls.body.code
+        if isinstance(instr, p.Assign) and isinstance(instr.target, p.Name) and instr.annotation is not None
+    ]
+
+
 def bind(it: Interpreter, state: State, found: Value, receiver: Value, name: str) -> Value:
     """An attribute found on the class, as the instance has it."""
     if not isinstance(found, Func) or found.receiver is not None:
@@ -314,6 +323,8 @@ def elements(it: Interpreter, state: State, value: Value) -> list[Value] | None:
             return list(value.items)
         case Stream():
             return stream_elements(it, state, value)
+        case Obj(cls=Class() as cls) if it.external_name(state, cls) == "typing.NamedTuple":
+            return [attribute(it, state, value, str(name)) for name in fields_of(cls)]
         case Obj(cls=External(name="torch.nn.Sequential" | "torch.nn.ModuleList")):
             held = state.heap.get(value, {})
             parts = [item for key, item in held.items() if isinstance(key, int)] if "*" not in held else []

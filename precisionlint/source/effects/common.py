@@ -37,6 +37,8 @@ OPTIMIZER_NAME = regex(r"optim|(?:^|_)opt(?:$|_|\d)|^opt[a-zA-Z]?$|_opts?$", re.
 SCHEDULER_NAME = regex(r"sched", re.I)
 
 
+OTHER_SCALER = regex(r"standard|min_?max|feature|data|target|label|robust", re.I)
+"""What the scalers of data are called."""
 ANY_OPTIMIZER = "torch.optim.Optimizer"
 """One of torch.optim by a name that is not known: none of them keeps an fp32 copy."""
 FINITE = regex(r"finite|(?:^|_)is_?(?:nan|inf)|nan|overflow|(?:^|_)inf(?:$|_)|skip|valid", re.I)
@@ -153,19 +155,16 @@ def is_optimizer(it: Interpreter, state: State, value: Value, called: str = "") 
     return not any(map(SCHEDULER_NAME.search, names)) and any(map(OPTIMIZER_NAME.search, names))
 
 
-def is_scaler(it: Interpreter, state: State, value: Value, method: str = "") -> bool:
-    """Whether a value is a gradient scaler: made as one, or unknown and used as only a scaler is."""
+def is_scaler(it: Interpreter, state: State, value: Value, method: str = "", called: str = "") -> bool:
+    """Whether a value is a gradient scaler: made as one, or unknown and used as only a scaler is. What was picked out of others by its
+    place is what the program calls it here."""
     if isinstance(value, Obj):
         return it.kind(state, value) == "scaler"
     if isinstance(value, Sym):
-        name = last_word(value)
-        return (
-            method == "unscale_"
-            or bool(
-                SCALER_NAME.search(name)
-                and not re.search(r"standard|min_?max|feature|data|target|label|robust", name, re.I)
-            )
-            or name in it.module_of(state).scaler_names
+        names = {last_word(value)} | ({called.rpartition(".")[2]} if value.key[0] in ("index", "item") else set())
+        return method == "unscale_" or any(
+            (SCALER_NAME.search(name) and not OTHER_SCALER.search(name)) or name in it.module_of(state).scaler_names
+            for name in names
         )
     return False
 

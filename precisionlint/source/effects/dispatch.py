@@ -265,7 +265,7 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
         method = ENGINE_METHODS.get((framework, name))
         if method is not None:
             return method(it, state, instr, receiver, framework, args)
-    if name in SCALER_METHODS and is_scaler(it, state, receiver, name):
+    if name in SCALER_METHODS and is_scaler(it, state, receiver, name, receiver_text(instr)):
         return scaler_method(it, state, instr, receiver, name, args)
     if name == "backward":
         return backward_method(it, state, instr, receiver, args)
