@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from precisionlint.checks import engine_scales
 from precisionlint.checks.base import Change, Evidence, Family, Hit, Remedy, Seen, frozen
 from precisionlint.checks.own_scales import (
     A_SCALER,
@@ -130,6 +131,7 @@ def clip_before_unscale(ledger: Ledger, event: Grads | Step) -> Iterator[Any]:
     yield from unscaled(event)
     yield from unscaled_later(ledger, event, "clip-before-unscale", "clip", "sees", ALWAYS_BITES)
     yield from divided(event)
+    yield from engine_scales.clipped(ledger.engines, event, ALWAYS_BITES)
     if event.how != "clip" or event.factor == "scale":
         return
     pending = still_scaled(ledger, event.weights)
@@ -201,6 +203,7 @@ def scaled_gradients_read(ledger: Ledger, event: Grads | Step | LossUnscaled) ->
     yield from divided(event)
     if event.how == "unscale":  # of a norm that is read, a scale kept by hand may be taken out where it is used
         yield from unscaled_later(ledger, event, "scaled-gradients-read", "read", "reads", TOO_LARGE)
+    yield from engine_scales.read(ledger.engines, event)
     if event.how != "read":
         return
     if event.factor == "scale" and event.scaler is not None:

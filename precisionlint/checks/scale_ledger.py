@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from precisionlint.checks import engine_scales
 from precisionlint.checks.base import Automaton, Seen
 from precisionlint.checks.scale_records import (
     Adapter,
@@ -61,6 +62,9 @@ def advance(ledger: Ledger, event: Event) -> Ledger:
     handler = ADVANCE.get(type(event))
     if ledger.touched and type(event) in MAKES_KNOWN:
         ledger = replace(ledger, touched=frozenset())
+    engines = engine_scales.after(ledger.engines, event)
+    if engines is not ledger.engines:
+        ledger = replace(ledger, engines=engines)
     return ledger if handler is None else handler(ledger, event)
 
 

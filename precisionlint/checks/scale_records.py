@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from precisionlint.checks.base import Seen
+from precisionlint.checks.engine_scales import Scaled
 from precisionlint.events import Backward, Grads, Named, WeightPath, Weights, overlap
 from precisionlint.records import Record
 
@@ -144,7 +145,8 @@ class Ledger(Record, frozen=True, eq=False):
     nothing done to them since; ``times``: gradients of such a loss, in fp16 or not, that was multiplied by a number. ``window``: of a step
     that is measured; what stood before it is not known, and nobody's to guess. ``used``: scalers that came from outside and have stepped;
     ``moved_on``: those that were updated since they scaled a loss, and ``stale``: where their scale was read since. ``hidden``: scalers of
-    gradients that may have been set to zero, and may stand as they were. ``left``: what a clip may have met scaled, until a step tells."""
+    gradients that may have been set to zero, and may stand as they were. ``left``: what a clip may have met scaled, until a step tells.
+    ``engines``: what a framework's own scaler has scaled."""
 
     aside: ClassVar[tuple[str, ...]] = ("plain", "fp16")
 
@@ -171,3 +173,4 @@ class Ledger(Record, frozen=True, eq=False):
     hidden: frozenset[Named] = frozenset()
     times: Pending | None = None
     left: frozenset[Left] = frozenset()
+    engines: frozenset[Scaled] = frozenset()

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
-from precisionlint.checks import master_weights
+from precisionlint.checks import engine_scales, master_weights
 from precisionlint.checks.base import Automaton, Family, Hit, Seen, frozen
+from precisionlint.checks.engine_scales import Scaled
 from precisionlint.checks.master_weights import HALF, Storage, halves, severity_at
 from precisionlint.events import (
     Adopted,
@@ -30,15 +31,6 @@ from precisionlint.records import Record
 NOTHING_STORED = Storage()
 
 
-class Scaled(Record, frozen=True, eq=False):
-    """Gradients that stand scaled by an engine's own scaler, since that backward."""
-
-    aside: ClassVar[tuple[str, ...]] = ("seen",)
-
-    engine: Engine
-    seen: Seen
-
-
 class Trained(Record, frozen=True, eq=False):
     """What the engines of a path have done to its gradients, and where its weights live. ``plain``: a backward that no engine scaled,
     since the last step."""
@@ -56,15 +48,12 @@ HEARS = (Backward, Grads, Step, ZeroGrad, WeightsTake, Owns, Copied, Adopted)
 
 def advance(state: Trained, event: Event) -> Trained:
     match event:
-        case Backward(engine=Engine() as engine):
-            seen = Seen(event.at, f"backward: '{engine.name}' scales the loss, and the gradients with it", event.when)
-            others = frozenset(s for s in state.scaled if s.engine != engine)
-            return replace(state, scaled=others | {Scaled(engine, seen)})
         case Backward(scale=Known(value=None)):
             seen = Seen(event.at, "backward of a loss that nothing scaled", event.when)
             return replace(state, is_plain=True, plain=seen)
-        case Grads(how="unscale") | Grads(how="mul", factor="1/scale"):
-            return replace(state, scaled=frozenset())
+        case Backward(engine=Engine()) | Grads():
+            scaled = engine_scales.after(state.scaled, event)
+            return state if scaled is state.scaled else replace(state, scaled=scaled)
         case Step() | ZeroGrad():
             return Trained(storage=state.storage)
         case WeightsTake() | Owns() | Copied() | Adopted():
@@ -149,13 +138,10 @@ def hf_half_load(state: Trained, event: Trains) -> Iterator[Any]:
         )
 
 
-@FAMILY.rule("lightning-true-precision", Step, Grads, Recipe)
-def lightning_true_precision(state: Trained, event: Step | Grads | Recipe) -> Iterator[Any]:
+@FAMILY.rule("lightning-true-precision", Step, Recipe)
+def lightning_true_precision(state: Trained, event: Step | Recipe) -> Iterator[Any]:
     if isinstance(event, Recipe):
         yield from true_precision_configured(event)
-        return
-    if isinstance(event, Grads):
-        yield from clipped_by_hand(state, event)
         return
     for own in state.storage.owned:
         if own.optimizer != event.optimizer:
@@ -190,24 +176,6 @@ def true_precision_configured(recipe: Recipe) -> Iterator[Hit]:
         (Seen(optimizer.at, f"stepped by {optimizer.value}"),),
         confidence="possible" if recipe.left else "certain",
     )
-
-
-def clipped_by_hand(state: Trained, event: Grads) -> Iterator[Hit]:
-    """In manual optimisation under 16-mixed, lightning unscales inside the optimizer's step, after any clip before it."""
-    if event.how != "clip" or event.factor == "scale":
-        return
-    for scaled in state.scaled:
-        engine = scaled.engine
-        if engine.framework not in ("lightning", "fabric"):
-            continue
-        instead = f"; {engine.name}.clip_gradients unscales first" if engine.framework == "fabric" else ""
-        yield Hit(
-            "lightning-true-precision",
-            event.at,
-            f"{event.api} sees gradients still scaled by the scaler of '{engine.name}', which unscales them inside the optimizer's step: the "
-            f"threshold meets a norm 65536 times too large (the scale's default) and always bites{instead}",
-            (scaled.seen, Seen(event.at, "clipped here, not unscaled since", event.when)),
-        )
 
 
 @FAMILY.rule("deepspeed-precision-config", Recipe)

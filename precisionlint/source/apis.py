@@ -92,7 +92,7 @@ class Apis(Record, frozen=True, eq=False):
         if any(name.startswith(prefix + ".") or name == prefix for prefix in self.other_optimizers):
             return "optimizer"
         if name in self.owners or name in self.engines:
-            return "module" if self.engines.get(name) == "lightning module" else "owner"
+            return OF_LIGHTNING.get(self.engines.get(name, ""), "owner")
         if name.startswith(("torch.nn.", "torchvision.models.", "timm.create_model")):
             last = name.rpartition(".")[2]
             if last in ("Parameter", "Buffer", "ParameterList"):
@@ -100,6 +100,10 @@ class Apis(Record, frozen=True, eq=False):
             if last[:1].isupper() or name.startswith(("torchvision.models.", "timm.")):
                 return "module"
         return ""
+
+
+OF_LIGHTNING = {"lightning module": "module", "lightning callback": ""}
+"""Classes that a trainer calls, and that own nothing of it."""
 
 
 @lru_cache(maxsize=8)

@@ -59,7 +59,7 @@ TRIGGER = Marks(
 """What a function's text must hold for its body to matter."""
 
 STRONG = Marks(
-    "clip_grad", "Trainer(", "Trainer)", "Trainer,",
+    "clip_grad", "Trainer(", "Trainer)", "Trainer,", "on_after_backward",
     patterns={
         "unscale_": r"unscale_(?!\w*layer)",
         ".step(": r"(?<!cheduler)(?<!chedulers)(?<!sched)\.step\(",

@@ -22,6 +22,7 @@ from precisionlint.source import program as p
 from precisionlint.source.calls import SETTINGS
 from precisionlint.source.differing import differing
 from precisionlint.source.effects.checkpoints import returned
+from precisionlint.source.effects.trainers import enter_hook
 from precisionlint.source.hanging import hangs_on
 from precisionlint.source.imports import forget_rebound
 from precisionlint.source.interpret import Interpreter
@@ -172,6 +173,7 @@ class Reader(Struct, frozen=True):
         if func.module is not self.module and isinstance(heir, Class) and heir.module is self.module:
             node = heir.cls.node
         call = p.Call(0, p.Name(func.function.name), (), node)
+        enter_hook(self.it, state, func, node)
         results = self.it.call_function(func, (("*", self.it.free("…")),), call, state)
         if func.receiver is not None and STATE.search(func.function.name) and func.module is self.module:
             self.state_of(func.function, results)

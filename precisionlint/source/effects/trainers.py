@@ -237,7 +237,8 @@ def fit(it: Interpreter, state: State, instr: p.Call, trainer: Value, framework:
                     it.emit(after, Step(it.where(after, instr.at), when(after), named(optimizer, ""), None))
                 outcome.append((after, NONE))
             else:
-                outcome.extend((last, NONE) for last in step_by_hand(it, after, instr, trainer, module, optimizers))
+                for last in step_by_hand(it, after, instr, trainer, module, optimizers):
+                    outcome.extend((end, NONE) for end in hooked(it, last, instr, trainer, module))
     return outcome
 
 
@@ -271,6 +272,36 @@ def step_by_hand(
     for mixed, branch in in_mixed_fp16(it, state, state.heap.get(trainer, {}).get("precision")):
         after += stepped(it, branch, instr, trainer, module, optimizers, step) if mixed else [branch]
     return after
+
+
+HOOK = "on_after_backward"
+"""The hook of modules and callbacks that finds the gradients as backward left them: it comes before lightning unscales."""
+
+
+def hooked(it: Interpreter, state: State, instr: p.Call, trainer: Value, module: Value) -> list[State]:
+    """The states after a module's hook has met the gradients of a step under a trainer's fp16 scaler."""
+    hook = method_of(it, state, module, HOOK)
+    if hook is None:
+        return [state]
+    after = []
+    for mixed, branch in in_mixed_fp16(it, state, state.heap.get(trainer, {}).get("precision")):
+        if mixed:
+            engine = Engine(trainer, "lightning", engine_name(it, trainer))
+            it.emit(branch, Backward(it.where(branch, instr.at), when(branch), None, None, None, None, engine))
+            after += [last for last, _ in it.call_function(hook, (), instr, branch)]
+        else:
+            after.append(branch)
+    return after
+
+
+def enter_hook(it: Interpreter, state: State, func: Func, at: Any) -> None:
+    """A hook that lightning calls, of a module or callback that no trainer here is given: one that scales may run it."""
+    if func.function.name != HOOK or func.receiver is None:
+        return
+    if engine_of(it, state, func.receiver) in ("lightning module", "lightning callback"):
+        engine = Engine(func.receiver, "lightning", "the trainer", sure=False)
+        labels = (*when(state), "precision == '16-mixed'")
+        it.emit(state, Backward(it.where(state, at), labels, None, None, None, None, engine))
 
 
 def in_mixed_fp16(it: Interpreter, state: State, precision: Value | None) -> Iterator[tuple[bool, State]]:
