@@ -79,3 +79,43 @@ def test_what_is_handed_scaled_gradients_reads_them(tmp_path: Path, each: str, o
 @pytest.mark.parametrize("taken", ["largest = values.shape[0]", "largest = torch.isfinite(values).all()"])
 def test_what_does_not_depend_on_the_scale_is_not_told(tmp_path: Path, taken: str) -> None:
     assert told(tmp_path, "pass", taken, EACH) == []
+
+
+MEASURED = """
+import torch
+
+
+{decorator}
+def total(parameters):
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if len(grads) == 0:
+        return None
+    norms = []
+    for grad in grads:
+        norms.append(torch.linalg.vector_norm(grad))
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def main(model, loader, board):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        {first}
+        board.log(total(model.parameters()))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("decorator", ["", "@torch.no_grad()", "@torch.inference_mode()"])
+@pytest.mark.parametrize(("first", "lines"), [("pass", [12]), ("scaler.unscale_(optimizer)", [])])
+def test_gradients_are_measured_where_none_are_recorded(
+    tmp_path: Path, decorator: str, first: str, lines: list[int]
+) -> None:
+    (tmp_path / "train.py").write_text(MEASURED.format(decorator=decorator, first=first), encoding="utf-8")
+    found = check([str(tmp_path / "train.py")], select=["scaled-gradients-read"]).findings
+    assert [each.place.line for each in found] == lines

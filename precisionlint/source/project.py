@@ -51,7 +51,7 @@ EVALUATION = regex(
 )
 NO_GRAD = regex(r"\s*@[\w.]*(?:no_grad|inference_mode)")
 TRAINS = regex(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_grad|optim", re.I)
-WEIGHTS = regex(r"parameters\(|state_dict\(")
+WEIGHTS = regex(r"parameters\(|state_dict\(|\.grad\b")
 LEFT_HALF = regex(
     r"(?:^[ \t]*|:[ \t]+|;[ \t]*)(?:([\w.]*(?:[Mm]odel|[Nn]et))[ \t]*=[ \t]*\1|[\w.]+)(?:\.\w+\([^()\n]*\))*"
     r"\.(?:half\(\)|bfloat16\(\)|to\([^()\n]*(?:float16|half|dtype)[^()\n]*\))",
@@ -255,7 +255,7 @@ class ProjectModule:
             self._triggered[function] = own or above or TRIGGER.found(source)
             evaluates = self.evaluates(function)
             if evaluates or NO_GRAD.match(source):
-                # What only evaluates trains nothing, whatever copies it casts; without gradients weights are averaged and copied.
+                # What only evaluates trains nothing, whatever copies it casts; where none are recorded gradients are measured, weights averaged.
                 changes = TRAINS.search(source) or LEFT_HALF.search(source)
                 self._triggered[function] = bool(changes or (not evaluates and WEIGHTS.search(source)))
                 if not self._triggered[function]:
