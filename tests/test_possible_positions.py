@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from test_possible_half import MARK, hits
 
+from precisionlint import check
+
 BROKEN = {
     "one number for each pixel": """
 def components(image, rounds):
@@ -121,3 +123,42 @@ def test_a_possible_fault_stands_where_it_is_made(tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize("name", SOUND)
 def test_nothing_is_said_of_the_sound_relatives(tmp_path: Path, name: str) -> None:
     assert [each for each in hits(tmp_path, SOUND[name])[1] if each[1] in ("half-arange", "half-rope")] == []
+
+
+TRAINED = """
+import torch
+from torch import nn
+
+
+class RotaryPositions(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.table = nn.Linear(width, width)
+
+    def angles(self, query, {sides}):
+        rows = torch.arange({sides}, device=query.device, dtype=query.dtype)
+        return query + rows[:, None]
+
+    def forward(self, x, {sides}):
+        return self.angles(self.table(x), {sides})
+
+
+def train(loader, sides):
+    model = RotaryPositions(64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(x, sides).float().mean()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("sides", "confidence"), [("length", "certain"), ("grid_h", "possible"), ("num_patches_w", "possible")]
+)
+def test_a_side_of_a_grid_of_patches_is_short(tmp_path: Path, sides: str, confidence: str) -> None:
+    (tmp_path / "train.py").write_text(TRAINED.format(sides=sides), encoding="utf-8")
+    found = check([str(tmp_path / "train.py")], select=["half-arange"], min_confidence="possible").findings
+    assert [each.confidence for each in found] == [confidence]

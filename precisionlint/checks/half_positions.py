@@ -311,6 +311,8 @@ CHANNELS = regex(r"dim|feat(?!_?(?:shape|size|map))|chan|embed|hidden|^[CD]$", r
 
 
 SAMPLES = regex(r"^b$|^bs$|bsz|batch", re.I)
+SIDES = regex(r"^(?:num_|n_)?(?:grid|patch(?:es)?)_(?:[thw]|height|width|size|side)$")
+"""The sides of a grid of patches, few of which are longer than the 256 that bf16 counts to."""
 ROUNDS = regex(r"(?:^|_)(?:time|sampling_|inference_|diffusion_)?steps$", re.I)
 """How often a sampler goes round."""
 FP16_ALONE = frozenset({"float16"})
@@ -358,6 +360,8 @@ def made_in_half(value: Value, scope: Scope, use: Seen | None = None) -> Iterato
         return  # fewer than the 2048 that fp16 counts to
     if follows and few(value):
         return
+    if SIDES.search(end_of(value).name):
+        how = "possible"
     yield hit(
         "half-arange",
         value,
