@@ -198,3 +198,37 @@ class Trainer:
     used = "self.scaler.scale(loss).backward()\n        self.scaler.step(self.optimizer)\n        self.scaler.update()"
     assert [rule for rule, _, _ in found(tmp_path / "a.py", text.format(step=plain))] == ["fp16-without-scaler"]
     assert found(tmp_path / "a.py", text.format(step=used)) == []
+
+
+SWITCHED = """
+import torch
+from torch import nn
+
+torch.set_float32_matmul_precision("high")
+dtype = "{dtype}"
+model = nn.Linear(64, 64).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda", enabled={enabled})
+for x in torch.rand(8, 4, 64, device="cuda"):
+    optimizer.zero_grad()
+    with torch.autocast("cuda", dtype=getattr(torch, dtype)):
+        loss = model(x).square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "enabled", "told"),
+    [
+        ("float16", 'dtype == "bfloat16"', True),
+        ("float16", "False", True),
+        ("float16", 'dtype == "float16"', False),
+        ("float16", "torch.cuda.is_available()", False),
+        ("bfloat16", 'dtype == "float16"', False),
+    ],
+)
+def test_a_scaler_that_is_never_on_is_none(tmp_path: Path, dtype: str, enabled: str, told: bool) -> None:
+    hits = found(tmp_path / "a.py", SWITCHED.format(dtype=dtype, enabled=enabled))
+    assert [(rule, how) for rule, how, _ in hits] == ([("fp16-without-scaler", "certain")] if told else [])

@@ -111,7 +111,7 @@ def fp16_without_scaler(
         case ZeroGrad():
             if ledger.fp16 is not None:
                 yield Evidence(dropped(ledger.fp16))
-        case ScalerMade(idle=True):
+        case ScalerMade() if event.idle or event.enabled == Known(False):
             return
         case _:
             yield Evidence(A_SCALER)
@@ -127,7 +127,7 @@ def unprotected(backward: Backward, idle: Seen | None = None) -> Hit:
     region = backward.loss_region
     assert region is not None  # see fp16_unscaled
     how = "autocast's default dtype on CUDA" if region.default_dtype else "float16"
-    unused = "with no GradScaler" if idle is None else "past the GradScaler, which nothing uses"
+    unused = "with no GradScaler that is on" if idle is None else "past the GradScaler, which nothing uses"
     return Hit(
         "fp16-without-scaler",
         backward.at,
