@@ -30,11 +30,11 @@ class UnsavedScaler(Event, frozen=True, eq=False):
 class HalfSum(Event, frozen=True, eq=False):
     """A sum that is kept in half while it grows, in a JAX program.
 
-    ``how``: ``"loop"`` (a Python loop, ``scan`` or ``fori_loop``), ``"scatter"`` (``.at[].add``, ``segment_sum``) or ``"kernel"`` (a
-    block of a Pallas kernel). ``made``: where it took the dtype.
+    ``how``: ``"loop"`` (a Python loop, ``scan`` or ``fori_loop``), ``"fold"`` (``reduce`` and the like), ``"scatter"`` (``.at[].add``,
+    ``segment_sum``) or ``"kernel"`` (a block of a Pallas kernel). ``made``: where it took the dtype.
     """
 
-    how: Literal["loop", "scatter", "kernel"]
+    how: Literal["loop", "fold", "scatter", "kernel"]
     name: str
     dtype: str
     made: Place | None

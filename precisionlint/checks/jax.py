@@ -12,6 +12,7 @@ FAMILY = Family(Automaton("jax", None))
 
 GROWS = {
     "loop": "grows in a loop",
+    "fold": "is carried from one input to the next",
     "scatter": "collects what is scattered to the same places",
     "kernel": "collects the products of a kernel's blocks",
 }
@@ -36,7 +37,7 @@ def jax_half_accumulation(state: None, event: HalfSum | RoundedProduct) -> Itera
         f"'{event.name}' is {event.dtype} and {GROWS[event.how]}: each addition rounds it to {SIGNIFICANT[event.dtype]} bits, and terms below "
         "half a step of it are lost; keep the sum in fp32 and cast it once",
         (Seen(event.made, f"{event.dtype} here"),) if event.made is not None else (),
-        confidence="likely" if event.how == "scatter" else "certain",
+        confidence="likely" if event.how in ("fold", "scatter") else "certain",
     )
 
 

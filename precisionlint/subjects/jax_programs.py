@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import bisect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -24,8 +24,8 @@ from precisionlint.patterns import regex
 from precisionlint.recipes import HALVES
 from precisionlint.source.parsing import walk
 from precisionlint.subjects import File
-from precisionlint.subjects.jax_sums import TREE_MAPS, added_to, is_at, named, parts_of
-from precisionlint.subjects.names import Names, argument
+from precisionlint.subjects.jax_sums import FOLDS, TREE_MAPS, added_to, is_at, named, parts_of
+from precisionlint.subjects.names import Names, argument, last_name
 
 CREATORS = {
     "zeros": 1,
@@ -43,6 +43,14 @@ NEUTRAL = ("zeros", "zeros_like", "empty", "full", "full_like")
 PRODUCTS = ("einsum", "matmul", "dot", "tensordot", "dot_general", "vdot")
 WIDENING = ("softmax", "log_softmax", "logsumexp", "softmax_cross_entropy", "softmax_cross_entropy_with_integer_labels")
 HALF_NAMED = regex(r"bf16|bfloat16|fp16|float16")
+LOOPS: dict[str, tuple[tuple[str, int], tuple[str, int], int, bool]] = {
+    "scan": (("f", 0), ("init", 1), 0, True),
+    "fori_loop": (("body_fun", 2), ("init_val", 3), 1, False),
+}
+"""Loops of jax's -> how they take their body and what it begins with, which parameter of the body is what it carries, and whether it gives
+that in a pair."""
+KEEPS = regex(r"\.astype\(\w+\.dtype\)|jnp\.b?float16")
+"""How a body keeps the dtype of what it carries."""
 FEW = 4
 """A sum of fewer terms is rounded at most twice."""
 
@@ -112,6 +120,11 @@ class Program:
         """Whether a function can have to do with half precision: all others are passed over."""
         return _within(self.half_lines, node)
 
+    def text_of(self, node: ast.expr, inner: Mapping[str, ast.FunctionDef]) -> str:
+        """What a function that is handed on does, in the program's words."""
+        own = inner.get(node.id) or self.functions.get(node.id) if isinstance(node, ast.Name) else None
+        return ast.unparse(own or node)
+
     def half(self, node: ast.expr | None) -> str:
         """The half dtype that an expression names, or nothing."""
         if node is None:
@@ -140,6 +153,8 @@ class Scope:
         """How often each loop around runs, where that is known."""
         self.inner: dict[str, ast.FunctionDef] = {}
         """The functions that are defined in this one."""
+        self.tuples: dict[str, ast.Tuple] = {}
+        """What names were bound to last that stand for several values."""
 
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Event]:
         arguments = node.args
@@ -191,6 +206,9 @@ class Scope:
                     self.held[each.id] = made if made is not None and made.kind == "params" and position == 0 else None
         elif isinstance(target, ast.Name):
             self.held[target.id] = self.made(value)
+            self.tuples.pop(target.id, None)
+            if isinstance(value, ast.Tuple):
+                self.tuples[target.id] = value
 
     def made(self, node: ast.expr) -> Made | None:
         """What an expression gives, as far as it is known to be half."""
@@ -333,8 +351,15 @@ class Scope:
             made = self.made(call.args[0])
             if made is not None and made.kind == "array":
                 yield HalfSum(at, (), "scatter", "segment_sum", made.dtype, made.at)
-        elif op in ("scan", "fori_loop"):
-            yield from self.carried(call, op)
+        elif op in LOOPS:
+            yield from self.carried(call, *LOOPS[op])
+        elif not op and last_name(function) in FOLDS:
+            body, init = FOLDS[last_name(function)]
+            for fact in self.carried(call, ("", body), ("init", init), 0):
+                if KEEPS.search(
+                    self.program.text_of(call.args[0], self.inner)
+                ):  # else what is added may be fp32, and widen it
+                    yield replace(fact, how="fold")
         elif op == "pallas_call":
             yield from self.kernel(call)
         elif isinstance(function, ast.Attribute) and function.attr == "astype":
@@ -350,10 +375,12 @@ class Scope:
         if made is not None and made.kind == "product":
             yield RoundedProduct(made.at, (), made.text, made.dtype, into, at)
 
-    def carried(self, call: ast.Call, op: str) -> Iterator[Event]:
-        """``scan(body, init, xs)`` and ``fori_loop(low, high, body, init)`` whose body adds to a half part of what it carries."""
-        body = argument(call, "f" if op == "scan" else "body_fun", 0 if op == "scan" else 2)
-        init = argument(call, "init" if op == "scan" else "init_val", 1 if op == "scan" else 3)
+    def carried(
+        self, call: ast.Call, at_body: tuple[str, int], at_init: tuple[str, int], position: int, scan: bool = False
+    ) -> Iterator[HalfSum]:
+        """``scan(body, init, xs)``, ``fori_loop(low, high, body, init)`` and folds whose body adds to a half part of what it carries."""
+        body, init = argument(call, *at_body), argument(call, *at_init)
+        init = self.tuples.get(init.id, init) if isinstance(init, ast.Name) else init
         function = (
             body
             if isinstance(body, ast.Lambda)
@@ -364,16 +391,15 @@ class Scope:
         if function is None or init is None:
             return
         parameters = function.args.args
-        position = 0 if op == "scan" else 1
         if len(parameters) <= position:
             return
         carried = parts_of(function, parameters[position].arg)
         inits = init.elts if isinstance(init, ast.Tuple) else [init]
-        for position, (name, part) in enumerate(
-            zip(carried if len(carried) == len(inits) else [], inits, strict=False)
-        ):
+        adders = {**self.program.functions, **self.inner}
+        for index, (name, part) in enumerate(zip(carried if len(carried) == len(inits) else [], inits, strict=False)):
             made = self.made(part)
-            added = added_to(function, name, position if len(carried) > 1 else None, op == "scan", self.program.names)
+            part_of = index if len(carried) > 1 else None
+            added = added_to(function, name, part_of, scan, self.program.names, adders)
             if made is not None and made.kind == "sum" and added is not None:
                 yield HalfSum(self.program.file.place(added), (), "loop", name, made.dtype, made.at)
 
