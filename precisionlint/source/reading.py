@@ -16,10 +16,9 @@ from msgspec.structs import replace
 
 from precisionlint.checks import Evidence, Hit, Judge
 from precisionlint.checks.base import FROZEN, meets
-from precisionlint.events import Closed, Opened
+from precisionlint.events import Closed
 from precisionlint.patterns import regex
 from precisionlint.source import program as p
-from precisionlint.source.calls import SETTINGS
 from precisionlint.source.differing import differing
 from precisionlint.source.effects.checkpoints import returned
 from precisionlint.source.effects.trainers import enter_hook
@@ -29,26 +28,16 @@ from precisionlint.source.interpret import Interpreter
 from precisionlint.source.objects import is_container
 from precisionlint.source.parsing import walk
 from precisionlint.source.project import Project, ProjectModule
-from precisionlint.source.records import BUDGET, NARROW, SHARE, WIDEST, BudgetError, Coverage, Where
+from precisionlint.source.records import BUDGET, NARROW, SHARE, WIDEST, BudgetError, Coverage
+from precisionlint.source.settings import SETTINGS
 from precisionlint.source.state import Fact, State, agree, merge
+from precisionlint.source.tf32 import opened, without_tf32
 from precisionlint.source.thinning import thin
 from precisionlint.source.values import FALSE, PLAIN, TRUE, Class, Const, Func, Obj, Partial, Sym, Tup, Value
 
 Ways = list[dict[Sym, Fact]]
 """What each of some paths had decided."""
 
-PRODUCTS = regex(
-    r"[Ll]inear\(|Attention|Transformer|transformers|from_pretrained|[\w)\]] @ [\w(]"
-    r"|(?:matmul|bmm|\bmm|addmm|einsum|tensordot|dot_product_attention)\("
-)
-"""What makes matrix products, or may: TF32 for them is off at first, for convolutions it is on."""
-MODELS = regex(r"(?:^|[._])(?:models?|modell?ing|nets?|networks?|archs?|architectures?|backbones?)(?:$|[._])", re.I)
-"""What a file of models is called."""
-LAYERS = regex(r"\bnn\.(?:Module\b|Conv|Sequential|\w*Norm)|torchvision|\bModule\)")
-"""What a file holds that makes its own model, or takes one that is known to be of convolutions."""
-CUDA = regex(r"\.cuda\b|[\"']cuda|torch\.cuda\.")
-HALF = regex(r"autocast|bfloat16|float16|[bf][pf]?16\b|\.half\(|\bamp\b|deepspeed|[Aa]ccelerat|lightning")
-BENCHMARK = regex(r"(?:^|\.)cudnn\.benchmark$")
 ROOT_STATES = 4
 """From how many of the states that a file's top level (or a class's __init__) leaves its other roots start."""
 STAGES = "_per_optimizer_states"
@@ -427,78 +416,11 @@ def opens(wide: State, narrow: State, obj: Value) -> bool:
     )
 
 
-def opened(module: ProjectModule, text: str, complete: bool) -> Opened:
-    """What is known of a program before it runs."""
-    device = module.project.device or ("cuda" if CUDA.search(text) else "")
-    node = (tuned(module) or torch_import(module)) if device == "cuda" else None
-    at = Where(module, node, ()) if node is not None else None
-    return Opened(at, (), complete, "cuda" if node is not None else "")
-
-
-def tuned(module: ProjectModule) -> Any:
-    """The first statement that sets cuDNN's benchmark: where a program says how its GPU is to compute."""
-    if "cudnn.benchmark" not in module.text:
-        return None
-    sets = (
-        node
-        for node in walk(module.tree)
-        if isinstance(node, ast.Assign) and any(BENCHMARK.search(ast.unparse(target)) for target in node.targets)
-    )
-    return min(sets, key=lambda node: node.lineno, default=None)
-
-
-def torch_import(module: ProjectModule) -> Any:
-    """The node of the first import of torch."""
-    for statement in module.tree.body:
-        if isinstance(statement, ast.Import):
-            names = [alias.name for alias in statement.names]
-        elif isinstance(statement, ast.ImportFrom) and statement.level == 0:
-            names = [statement.module or ""]
-        else:
-            continue
-        if any(name.partition(".")[0] == "torch" for name in names):
-            return statement
-    return None
-
-
 def is_answered(mine: Ways, fact: Hashable, unless: tuple[Hashable, ...], ways: Ways) -> bool:
     """Whether a fact makes a hit no fault. What was frozen by a decision leaves the paths alone that decided the other way."""
     if not any(meets(fact, wanted) for wanted in unless):
         return False
     return not isinstance(fact, tuple) or fact[0] != FROZEN or all(any(agree(a, b) for b in ways) for a in mine)
-
-
-def without_tf32(it: Interpreter, hits: list[Hit]) -> list[Hit]:
-    """The hits of products outside TF32 that stand: some are made, as far as the files show. A model that none of them holds may make some."""
-    module, project = it.entry, it.project
-    if project.sets_matmul_precision(module.path):
-        return []
-    half = HALF.search(module.text) is not None  # it may reach what the paths do not show
-    if any(PRODUCTS.search(each.text) for each in it.global_frames):
-        return [hit for hit in hits if not (half and hit.confidence == "possible")]
-    if half or not model_elsewhere(project, module):
-        return []
-    return [replace(hit, confidence="possible") for hit in hits]
-
-
-def model_elsewhere(project: Project, module: ProjectModule) -> bool:
-    """Whether a file imports its model from one that is not there, or from a library of models of all kinds, or is handed it: no layer
-    stands in the file."""
-    if not LAYERS.search(module.text):
-        return True
-    for node in walk(module.tree):
-        names = [(each.name, 0) for each in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
-            names = [(node.module or node.names[0].name, node.level)]
-        for name, level in names:
-            top = name.partition(".")[0]
-            if top == "timm" or (
-                MODELS.search(name)
-                and not top.startswith(("torch", "keras", "tensorflow", "sklearn"))
-                and project.find(name, level, module) is None
-            ):
-                return True
-    return False
 
 
 def read(project: Project, module: ProjectModule, judge: Judge, assume: dict[str, Value]) -> Reading:

@@ -9,28 +9,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.classes import external_base, mro
-from precisionlint.source.evaluate import class_attribute, evaluate
+from precisionlint.source.evaluate import class_attribute, evaluate, fields_of
 from precisionlint.source.state import State
 from precisionlint.source.values import Class, Const, External, Obj, Sym, Tup, Value
 
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
 
+SETTINGS = regex(
+    r"(?i)_*(?:args?|cfgs?|config(?:s|uration)?|conf|hps?|hparams?|opts?|options?|params?|settings?|flags?)"
+)
+"""What a program's settings are called where a function is handed them."""
+
 
 def is_settings(it: Interpreter, state: State, value: Value) -> bool:
     """Whether a class says what its objects hold by its fields alone: it has some, and no constructor of its own."""
     return (
         isinstance(value, Class)
-        and any(has_fields(base.cls) for base in mro(it, state, value) if isinstance(base, Class))
+        and any(fields_of(base) for base in mro(it, state, value) if isinstance(base, Class))
         and not external_base(it, state, value)
         and class_attribute(it, state, value, "__init__") is None
     )
-
-
-def has_fields(cls: p.ClassDef) -> bool:
-    return any(isinstance(instr, p.Assign) and instr.annotation is not None for instr in cls.body.code)
 
 
 def declare(it: Interpreter, state: State, annotation: p.Expr, value: Sym) -> None:
