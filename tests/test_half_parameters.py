@@ -306,6 +306,8 @@ def train(loader, found):
         ("w = torch.randn_like(found, dtype=torch.bfloat16)\n    w.requires_grad = True", True),
         ("w = found.detach().clone().to(torch.bfloat16).requires_grad_(True)", True),
         ("w = (0.02 * torch.randn(64, 64, dtype=torch.bfloat16)).requires_grad_()", True),
+        ("dtype = torch.bfloat16\n    w = found.detach().to(dtype).requires_grad_()", True),
+        ("settings.dtype = torch.bfloat16\n    w = found.detach().to(settings.dtype).requires_grad_()", False),
         ("w = torch.zeros(64, 64, dtype=torch.bfloat16)", False),
         ("w = torch.zeros(64, 64, dtype=torch.bfloat16).requires_grad_(False)", False),
         ("w = torch.zeros(64, 64, dtype=torch.bfloat16).float().requires_grad_()", False),

@@ -265,10 +265,16 @@ def make_tensor(it: Interpreter, state: State, instr: p.Call, callee: External, 
 
 
 def requires_grad(it: Interpreter, state: State, at: Any, tensor: Sym) -> None:
-    """``tensor.requires_grad_()``: what is half then is trained in it."""
-    dtype = half_of(it, state, tensor)
-    if dtype is not None and own_root(state, tensor) is None:
+    """``tensor.requires_grad_()``: what is half then is trained in it, but where an object's setting says so: that chose it."""
+    dtype, cast = half_of(it, state, tensor), it.cast_at.get(tensor)
+    if dtype is not None and own_root(state, tensor) is None and not (cast is not None and is_set(cast[0].node)):
         own_weight(it, state, at, tensor, dtype, f"a tensor in {dtype} is to be trained")
+
+
+def is_set(call: Any) -> bool:
+    """Whether a cast is to the dtype that an object keeps (``.to(dtype=self.master_dtype)``)."""
+    given = [*call.args, *(keyword.value for keyword in call.keywords)] if isinstance(call, ast.Call) else []
+    return any(isinstance(each, ast.Attribute) and "dtype" in each.attr for each in given)
 
 
 def made_in(call: Any, data: Value | None) -> str | None:
