@@ -3,7 +3,7 @@ optimizer's step; whoever touches them before meets the scale."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from precisionlint.checks.base import Hit, Seen
@@ -41,37 +41,30 @@ def after(scaled: frozenset[Scaled], event: Event) -> frozenset[Scaled]:
 
 def clipped(scaled: frozenset[Scaled], event: Grads, consequence: str) -> Iterator[Hit]:
     """A clip by hand: torch's, or in lightning's manual optimisation its own. (accelerate's has a rule of its own.)"""
-    if event.how != "clip" or event.factor == "scale":
-        return
-    for one in scaled:
-        if one.engine.framework != "accelerate":
-            yield Hit(
-                "clip-before-unscale",
-                event.at,
-                f"{event.api} sees gradients still scaled by the scaler of '{one.engine.name}', which unscales them inside the optimizer's step: "
-                f"{consequence}; {instead(one.engine)}",
-                (one.seen, Seen(event.at, "clipped here, not unscaled since", event.when)),
-                confidence=confidence(one.engine),
-            )
+    if event.how == "clip" and event.factor != "scale":
+        others = [one for one in scaled if one.engine.framework != "accelerate"]
+        yield from told(others, event, "clip-before-unscale", ("sees", "clipped"), consequence)
 
 
 def read(scaled: frozenset[Scaled], event: Grads) -> Iterator[Hit]:
     """A norm, or a log, of gradients as they are."""
-    if event.how != "read" or event.factor == "scale":
-        return
+    if event.how == "read" and event.factor != "scale":
+        follows = "the number is as many times too large as the scale is at that step"
+        yield from told(scaled, event, "scaled-gradients-read", ("reads", "read"), follows)
+
+
+def told(scaled: Iterable[Scaled], event: Grads, rule: str, does: tuple[str, str], follows: str) -> Iterator[Hit]:
+    """What meets scaled gradients; ``does``: what it does with them, and what is done to them."""
     for one in scaled:
+        engine = one.engine
         yield Hit(
-            "scaled-gradients-read",
+            rule,
             event.at,
-            f"{event.api} reads gradients still scaled by the scaler of '{one.engine.name}', which unscales them inside the optimizer's step: "
-            f"the number is as many times too large as the scale is at that step; {instead(one.engine)}",
-            (one.seen, Seen(event.at, "read here, not unscaled since", event.when)),
-            confidence=confidence(one.engine),
+            f"{event.api} {does[0]} gradients still scaled by the scaler of '{engine.name}', which unscales them inside the optimizer's step: "
+            f"{follows}; {UNSCALES[engine.framework].format(engine.name)}",
+            (one.seen, Seen(event.at, f"{does[1]} here, not unscaled since", event.when)),
+            confidence=confidence(engine),
         )
-
-
-def instead(engine: Engine) -> str:
-    return UNSCALES[engine.framework].format(engine.name)
 
 
 def confidence(engine: Engine) -> Confidence:
