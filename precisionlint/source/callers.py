@@ -16,7 +16,8 @@ from msgspec import Struct
 from precisionlint.checks import Hit
 from precisionlint.patterns import regex
 from precisionlint.source import program as p
-from precisionlint.source.project import Project, ProjectModule
+from precisionlint.source.module import ProjectModule
+from precisionlint.source.project import Project
 from precisionlint.source.reading import Reading
 from precisionlint.source.records import Where
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from precisionlint.source import program as p
 from precisionlint.source.apis import USUAL
 from precisionlint.source.evaluate import elements
-from precisionlint.source.project import ProjectModule
+from precisionlint.source.module import ProjectModule
 from precisionlint.source.state import State
 from precisionlint.source.values import Const, External, ModuleRef, Pending, Value
 

@@ -24,7 +24,7 @@ from precisionlint.source.values import PLAIN, Class, Func, Obj, Partial, Sym, T
 
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
-    from precisionlint.source.project import ProjectModule
+    from precisionlint.source.module import ProjectModule
 
 TOUCHES = regex(
     r"grad|norm\b|scale|DataParallel|compile|wrap|[a-z]_\(|\.data\b|\bema|averag|isinstance\((?s:.*)\.float\(\)"

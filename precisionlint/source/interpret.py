@@ -35,9 +35,10 @@ from precisionlint.source.blur import blur
 from precisionlint.source.effects.kept import HAND_SCALE
 from precisionlint.source.garbage import Collector
 from precisionlint.source.inert import Inert
+from precisionlint.source.module import ProjectModule
 from precisionlint.source.objects import PARAMETER, weight_path
 from precisionlint.source.operators import as_cond, flip, opened_up, truth
-from precisionlint.source.project import Project, ProjectModule
+from precisionlint.source.project import Project
 from precisionlint.source.records import (
     BUDGET,
     FILE_BUDGET,

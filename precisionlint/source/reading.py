@@ -25,9 +25,10 @@ from precisionlint.source.effects.trainers import enter_hook
 from precisionlint.source.hanging import hangs_on
 from precisionlint.source.imports import forget_rebound
 from precisionlint.source.interpret import Interpreter
+from precisionlint.source.module import ProjectModule
 from precisionlint.source.objects import is_container
 from precisionlint.source.parsing import walk
-from precisionlint.source.project import Project, ProjectModule
+from precisionlint.source.project import Project
 from precisionlint.source.records import BUDGET, NARROW, SHARE, WIDEST, BudgetError, Coverage
 from precisionlint.source.settings import SETTINGS
 from precisionlint.source.state import Fact, State, agree, merge

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from precisionlint.events import Adopted, Copied, Event, Owns, Weights, WeightsTake, covers, moved, overlap
 from precisionlint.source import program as p
-from precisionlint.source.project import ProjectModule
+from precisionlint.source.module import ProjectModule
 from precisionlint.source.state import State
 from precisionlint.source.values import Const, Value
 

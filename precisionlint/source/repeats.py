@@ -13,8 +13,8 @@ from msgspec import Struct
 from precisionlint.source import program as p
 from precisionlint.source.blur import plain
 from precisionlint.source.differing import differing
+from precisionlint.source.module import SMALL
 from precisionlint.source.parsing import words_in
-from precisionlint.source.project import SMALL
 from precisionlint.source.state import NOTHING, Fact, State
 from precisionlint.source.values import Cond, Const, External, Func, Obj, Sym, Tup, Value
 

@@ -23,8 +23,9 @@ from precisionlint.source.callers import NOTHING, Callers, Shown, shown
 from precisionlint.source.flow import callers as flow_callers
 from precisionlint.source.flow.evidence import Evidence
 from precisionlint.source.flow.words import TEST_PATH
+from precisionlint.source.module import ProjectModule
 from precisionlint.source.parsing import UnreadableError, walk
-from precisionlint.source.project import Project, ProjectModule
+from precisionlint.source.project import Project
 from precisionlint.source.reading import Reading, read
 from precisionlint.source.records import Where
 from precisionlint.source.root import find_root

@@ -13,8 +13,9 @@ from precisionlint.checks import Hit
 from precisionlint.events import Opened
 from precisionlint.patterns import regex
 from precisionlint.source.interpret import Interpreter
+from precisionlint.source.module import ProjectModule
 from precisionlint.source.parsing import walk
-from precisionlint.source.project import Project, ProjectModule
+from precisionlint.source.project import Project
 from precisionlint.source.records import Where
 
 PRODUCTS = regex(

@@ -17,7 +17,7 @@ from precisionlint.records import Record
 
 if TYPE_CHECKING:
     from precisionlint.source import program as p
-    from precisionlint.source.project import ProjectModule
+    from precisionlint.source.module import ProjectModule
 
 
 class Flow(Record, frozen=True, eq=False):

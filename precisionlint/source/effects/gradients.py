@@ -49,7 +49,7 @@ from precisionlint.source.values import (
 
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
-    from precisionlint.source.project import ProjectModule
+    from precisionlint.source.module import ProjectModule
     from precisionlint.source.records import Args
 
 
