@@ -147,12 +147,9 @@ def test_why_nothing_is_read_is_told(capsys):
 
 
 def test_assumptions_and_the_device_reach_the_reading():
-    write(
-        "train.py",
-        CLIP.replace("def train(loader):", "def train(loader, amp):").replace(
-            '("cuda")\n    for', '("cuda", enabled=amp)\n    for'
-        ),
-    )
+    switched = CLIP.replace("def train(loader):", "def train(loader, amp):")
+    switched = switched.replace('("cuda")\n    for', '("cuda", enabled=amp)\n    for')
+    write("train.py", switched.replace("torch.float16)", "torch.float16, enabled=amp)"))
     assert rules("train.py") == ["clip-before-unscale"]
     pyproject("assume = { amp = false }\n")
     assert rules("train.py") == []
