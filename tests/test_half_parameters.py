@@ -12,14 +12,13 @@ STEPS = """    for x, y in loader:
         optimizer.step()
         optimizer.zero_grad()
 """
-BARE = """
+TENSORS = """
 import torch
 from torch import nn
 
 
-def train(loader):
-    w = nn.Parameter({tensor})
-    {more}
+def train(loader, found):
+    {made}
     optimizer = torch.optim.AdamW([w], lr=1e-5)
     for x, y in loader:
         loss = (x @ w - y).float().square().mean()
@@ -27,6 +26,7 @@ def train(loader):
         optimizer.step()
         optimizer.zero_grad()
 """
+BARE = TENSORS.format(made="w = nn.Parameter({tensor})\n    {more}")
 IN_A_MODULE = (
     """
 import torch
@@ -281,21 +281,6 @@ def test_models_and_optimizers_of_which_a_setting_chooses_one(tmp_path: Path, fi
     assert ("bf16-only-weights", "certain") in found(tmp_path / "a.py", text)
     wide = text.replace("torch.bfloat16", "torch.float32")
     assert not found(tmp_path / "a.py", wide)
-
-
-TENSORS = """
-import torch
-
-
-def train(loader, found):
-    {made}
-    optimizer = torch.optim.AdamW([w], lr=1e-5)
-    for x, y in loader:
-        loss = (x @ w - y).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-"""
 
 
 @pytest.mark.parametrize(
