@@ -180,3 +180,46 @@ def test_a_class_names_a_dtype_that_its_objects_may_be_given_another_for(
     (tmp_path / "train.py").write_text(SETTINGS.format(taken=taken, enabled=enabled), encoding="utf-8")
     found = check([str(tmp_path / "train.py")], select=["scaler-with-bf16"]).findings
     assert [(each.place.line, each.confidence) for each in found] == [(19, "certain")] * told
+
+
+PRECISIONS = """
+import torch
+from torch import nn
+
+
+def main(args):
+    net = nn.Linear(8, 8)
+    if args.precision == "amp" or args.precision == "fp32":
+        net.float()
+    if args.precision == "fp16":
+        {cast}
+    if args.deep:
+        net.requires_grad_(True)
+    if args.rank == 0:
+        net.train()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5)
+    scaler = torch.amp.GradScaler("cuda") if args.precision == "amp" else None
+    for batch in args.batches:
+        with torch.autocast("cuda", enabled=args.precision == "amp"):
+            loss = net(batch).square().mean()
+        if scaler is not None:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            loss.backward()
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+main(parsed())
+"""
+
+
+def test_of_two_paths_one_is_that_on_which_float32_is_ruled_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reading, "WIDEST", 2)
+    broken, sound = tmp_path / "broken.py", tmp_path / "sound.py"
+    broken.write_text(PRECISIONS.format(cast="net.half()"), encoding="utf-8")
+    sound.write_text(PRECISIONS.format(cast="net.eval()"), encoding="utf-8")
+    report = check([str(broken), str(sound)], select=["bf16-only-weights"], assume={})
+    assert [Path(finding.place.path).name for finding in report.findings] == ["broken.py"]

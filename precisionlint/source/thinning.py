@@ -16,8 +16,10 @@ from precisionlint.source.values import External
 TRAITS = 4
 """How many differences between the paths are looked at, two by two."""
 
-HALF = regex(r"(?<!b)(?:fp|float)_?16|\bhalf\b|\b16\b", re.I)
+HALF = regex(r"(?<!b)(?:fp|float)_?16|\bhalf\b|\b16\b|\b(?:native_?)?amp\b", re.I)
 """What a constant holds that asks for float16."""
+FULL = regex(r"(?:fp|float)_?32|\b32\b|\bfull\b", re.I)
+"""What a constant holds that asks for float32: where it is ruled out, half precision is left."""
 BF16 = regex(r"\bb(?:f|fp|float)_?16", re.I)
 SWITCH = regex(r"scaler|amp\b|amp_|fp16|float16|half\b|mixed|autocast", re.I)
 """What the words for a switch hold that turns it on."""
@@ -34,36 +36,43 @@ def thin(
     Those are kept that show most of what is between them two by two: what the checks and regions say, what the variables are that tests
     around precision ask for, what was decided of them. A fault takes two conditions often and three seldom. What a state shows counts
     twice where something is under way in it (``stakes``): of two paths one may not be the one without mixed precision for good. Where two
-    states show as much, the one goes on in which more is under way, then the one whose decisions ask for float16, or for bfloat16.
+    states show as much, the one goes on in which more is under way, then the one whose decisions ask for float16, or for bfloat16, then the
+    one that differs in more by itself from those that go on.
     """
     if len(states) <= limit:
         return states
-    shown = [set(combinations(traits, 2)) or {traits} for traits in differences(states, kept)]
+    alone = differences(states, kept)
+    shown = [set(combinations(traits, 2)) or {traits} for traits in alone]
     weights = [(stakes(state.checks), halves(state)) for state in states]
     left = list(range(len(states)))
     picked: list[int] = []
     seen: set[Any] = set()
+    met: set[Any] = set()
 
     def worth(index: int) -> tuple[Any, ...]:
         new = len(shown[index] - seen)
-        return 2 * new if weights[index][0] else new, weights[index], -index
+        return 2 * new if weights[index][0] else new, weights[index], len(set(alone[index]) - met), -index
 
     while len(picked) < limit:
         best = max(left, key=worth)
         left.remove(best)
         picked.append(best)
         seen |= shown[best]
+        met.update(alone[best])
     return [states[index] for index in sorted(picked)]
 
 
 def halves(state: State) -> int:
-    """How much the decisions of a path ask for float16, the dtype whose gradients are scaled; half as much for bfloat16."""
+    """How much the decisions of a path ask for float16, the dtype whose gradients are scaled; half as much for bfloat16, and for anything but
+    float32."""
     count = 0
     for sym, fact in state.facts.items():
         if fact.eq is not None:
             count += names_half(fact.eq.name if isinstance(fact.eq, External) else str(fact.eq.value))
         elif fact.truth:
             count += 2 * is_switch(sym.text)
+        elif any(names_full(str(getattr(each, "value", ""))) for each in fact.ne):
+            count += 1
     return count
 
 
@@ -71,6 +80,11 @@ def halves(state: State) -> int:
 def names_half(text: str) -> int:
     """2 for a constant that asks for float16, 1 for bfloat16."""
     return 2 if HALF.search(text) is not None else int(BF16.search(text) is not None)
+
+
+@lru_cache(maxsize=20_000)
+def names_full(text: str) -> bool:
+    return FULL.search(text) is not None
 
 
 @lru_cache(maxsize=20_000)
