@@ -11,6 +11,7 @@ from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.effects.common import Outcome, argument, is_optimizer, is_scaler, one, when
 from precisionlint.source.objects import dtype_of, is_container, model_weights, named
+from precisionlint.source.records import Where
 from precisionlint.source.state import State, reachable
 from precisionlint.source.values import NONE, PLAIN, External, Obj, Sym, Value
 
@@ -123,9 +124,22 @@ def checkpoint(it: Interpreter, state: State, instr: p.Call, value: Value | None
     it.emit(
         state,
         Checkpoint(
-            it.where(state, instr.at), when(state), True, complete, tuple(optimizers), tuple(scalers), modules, weights, half,
+            put_together(it, state, instr, value), when(state), True, complete, tuple(optimizers), tuple(scalers), modules, weights, half,
         ),
     )  # fmt: skip
+
+
+def put_together(it: Interpreter, state: State, instr: p.Call, value: Value | None) -> Where:
+    """Where a checkpoint is saved: for whoever reads of it, the call in the function that put it together, where another one writes it."""
+    where = it.where(state, instr.at)
+    maker = it.frames[value.site[1]] if isinstance(value, Obj) and is_container(value) else None
+    if maker is None or maker.function in (None, it.frames[state.frame].function):
+        return where
+    first, last = maker.function.node.lineno, maker.function.node.end_lineno
+    for depth, (module, call) in enumerate(where.stack):
+        if module is maker.module and first <= call.lineno <= last:
+            return Where(module, call, where.stack[:depth])
+    return where
 
 
 def half_of(it: Interpreter, state: State, value: Value) -> str | None:
