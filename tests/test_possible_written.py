@@ -109,6 +109,43 @@ def test_a_checkpoint_in_a_file_that_saves_no_scaler(
     assert {confidence for _, confidence in found} <= {"possible"}
 
 
+LISTED = """
+import torch
+
+
+def train(model, loader):
+    scaler = torch.amp.GradScaler("cuda")
+    for batch in loader:
+        scaler.scale(model.loss(batch)).backward()
+        model.advance(scaler)
+
+
+class Model:
+    def write(self, path):
+        state = {{"optimizers": [], "schedulers": []}}
+        for each in self.{over}:
+            state["{kept}"].append(each.state_dict())
+        {more}
+        torch.save(state, path)
+"""
+
+
+@pytest.mark.parametrize(
+    ("over", "kept", "more", "lines"),
+    [
+        ("optimizers", "optimizers", "pass", [18]),
+        ("schedulers", "schedulers", "pass", []),
+        ("schedulers", "schedulers", "state['steps'] = [o.state_dict() for o in self.optimizers]", [18]),
+        ("optimizers", "optimizers", "state['scaler'] = self.scaler.state_dict()", []),
+    ],
+)
+def test_a_checkpoint_to_which_optimizers_are_added_one_by_one(
+    tmp_path: Path, over: str, kept: str, more: str, lines: list[int]
+) -> None:
+    text = LISTED.format(over=over, kept=kept, more=more)
+    assert told(tmp_path, "scaler-not-checkpointed", text) == [(line, "possible") for line in lines]
+
+
 PARTS = """
 import torch
 

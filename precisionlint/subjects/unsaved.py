@@ -52,30 +52,49 @@ def saves(function: FunctionDef, giving: Collection[str]) -> Iterator[ast.Call]:
     """The calls of ``torch.save`` in a function that write an optimizer's state, the first for each name by which it is written.
     ``giving``: the functions of the file that give one back."""
     nodes = walk(function)
-    holding = {
-        target.id
-        for node in nodes
-        if isinstance(node, ast.Assign) and holds(node.value, giving)
-        for target in node.targets
-        for target in [target.value if isinstance(target, ast.Subscript) else target]
-        if isinstance(target, ast.Name)
-    }
+    own = {name for node in nodes if (name := over_optimizers(node))}
+    holding = {name for node in nodes for name, value in kept_by(node) if holds(value, giving, own)}
     calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("torch.save")]
     told: set[str] = set()
     for call in sorted(calls, key=lambda each: each.lineno):
         given = call.args[0] if call.args else next((each.value for each in call.keywords if each.arg == "obj"), None)
         name = given.id if isinstance(given, ast.Name) else ""
-        if given is not None and (holds(given, giving) or name in holding - told):
+        if given is not None and (holds(given, giving, own) or name in holding - told):
             told.add(name)
             yield call
 
 
-def holds(value: ast.AST, giving: Collection[str] = ()) -> bool:
-    """Whether an expression takes an optimizer's state, by itself or through one of the functions that give one back."""
+def over_optimizers(node: ast.AST) -> str:
+    """What a loop over optimizers calls each of them, where it does so by one name: ``for o in self.optimizers``."""
+    if isinstance(node, ast.For | ast.comprehension) and isinstance(node.target, ast.Name):
+        return node.target.id if OPTIMIZER.search(ast.unparse(node.iter)) else ""
+    return ""
+
+
+def kept_by(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """The names in which a statement keeps something, and what that is: by an assignment, or by ``state["optimizers"].append(…)``."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            inner = target.value if isinstance(target, ast.Subscript) else target
+            if isinstance(inner, ast.Name):
+                yield inner.id, node.value
+    elif (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append" and node.args
+    ):
+        table = node.func.value
+        if isinstance(table, ast.Subscript) and isinstance(table.value, ast.Name):
+            yield table.value.id, node.args[0]
+
+
+def holds(value: ast.AST, giving: Collection[str] = (), own: Collection[str] = ()) -> bool:
+    """Whether an expression takes an optimizer's state, by itself or through one of the functions that give one back. ``own``: what
+    optimizers are called here besides."""
     for node in walk(value):
         if isinstance(node, ast.Call):
             owner, _, last = ast.unparse(node.func).rpartition(".")
-            if (last == "state_dict" and OPTIMIZER.search(owner)) or (last in giving and owner in ("", "self")):
+            if last == "state_dict" and (OPTIMIZER.search(owner) or owner in own):
+                return True
+            if last in giving and owner in ("", "self"):
                 return True
     return False
 
