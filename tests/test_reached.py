@@ -373,3 +373,41 @@ def test_a_file_that_only_has_a_scaler_is_read(tmp_path: Path) -> None:
     path = tmp_path / "hook.py"
     path.write_text(NO_WORD_OF_TORCH)
     assert check([path.as_posix()], select=["clip-before-unscale"]).coverage.programs == 1
+
+
+LAUNCHED = """
+import functools
+
+import lightning as L
+import torch
+from torch import nn
+
+
+def setup(data):
+    fabric = L.Fabric(devices=1, precision=PRECISION)
+    LAUNCH
+
+
+def main(fabric, data, lr):
+    model = fabric.setup_module(nn.Linear(8, 8))
+    optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=lr))
+    for x in data:
+        fabric.backward(model(x).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_what_fabric_launches_is_followed_with_its_fabric(tmp_path: Path) -> None:
+    path = tmp_path / "tune.py"
+    whole = "fabric.launch(main, data, 1e-5)"
+    part = "fabric.launch(function=functools.partial(main, data=data, lr=1e-5))"
+    for launch, precision, told in (
+        (whole, "bf16-true", [10]),
+        (part, "bf16-true", [10]),
+        (whole, "bf16-mixed", []),
+        ("fabric.launch()", "bf16-true", []),
+    ):
+        path.write_text(LAUNCHED.replace("LAUNCH", launch).replace("PRECISION", repr(precision)))
+        report = check([path.as_posix()], select=["lightning-true-precision"])
+        assert [each.place.line for each in report.findings] == told

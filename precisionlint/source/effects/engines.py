@@ -38,8 +38,10 @@ from precisionlint.source.values import (
     Cond,
     Const,
     External,
+    Func,
     Method,
     Obj,
+    Partial,
     Sym,
     Tup,
     Value,
@@ -235,7 +237,21 @@ def given_back(it: Interpreter, state: State, instr: p.Call, engine: Value, fram
     return one(state, value if value is not None else NONE)
 
 
+def launch(it: Interpreter, state: State, instr: p.Call, engine: Value, framework: str, args: Args) -> Outcome:
+    """``fabric.launch(main, data, …)``: the function is called in each process, with the engine before what it is given; without one the
+    processes are only started."""
+    function = argument(args, 0, "function")
+    bound: Args = ()
+    if isinstance(function, Partial):
+        bound, function = function.args, function.func
+    if not isinstance(function, Func):
+        return one(state, result(it, state, instr, Method(engine, "launch"), args))
+    given = args[1:] if args[0][0] is None else tuple(each for each in args if each[0] != "function")
+    return it.call_function(function, (*bound, (None, engine), *given), instr, state)
+
+
 METHODS: dict[tuple[str, str], Callable[..., Outcome]] = {
+    ("fabric", "launch"): launch,
     ("accelerate", "backward"): backward,
     ("accelerate", "autocast"): region,
     ("accelerate", "clip_grad_norm_"): unscale,
