@@ -119,3 +119,41 @@ def test_gradients_are_measured_where_none_are_recorded(
     (tmp_path / "train.py").write_text(MEASURED.format(decorator=decorator, first=first), encoding="utf-8")
     found = check([str(tmp_path / "train.py")], select=["scaled-gradients-read"]).findings
     assert [each.place.line for each in found] == lines
+
+
+BY_MODULE = """
+import torch
+from house import gradients, training
+
+
+def main(model, loader, board):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda")
+    for step, x in enumerate(loader):
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        {first}
+        board.add({measured}, step)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("measured", "first", "lines"),
+    [
+        ("gradients.stats(model)", "pass", [14]),
+        ("training.gradient_statistics(model)", "pass", [14]),
+        ("gradients.stats(model)", "scaler.unscale_(optimizer)", []),
+        ("gradients.checkpoint(model)", "pass", []),
+        ("training.stats(model)", "pass", []),
+    ],
+)
+def test_what_measures_gradients_by_the_name_of_its_module(
+    tmp_path: Path, measured: str, first: str, lines: list[int]
+) -> None:
+    (tmp_path / "train.py").write_text(BY_MODULE.format(measured=measured, first=first), encoding="utf-8")
+    report = check([str(tmp_path / "train.py")], select=["scaled-gradients-read"])
+    assert [each.place.line for each in report.findings] == lines

@@ -57,7 +57,12 @@ HARMLESS = regex(
 READS_GIVEN = regex(r"hist|log|scalar|record|write|print|norm", re.I)
 
 
-READS_GRADS = regex(r"grad\w*_norm|norm\w*_grad|log\w*_grad|grad\w*_log|gradient_norm|plot_grad", re.I)
+READS_GRADS = regex(
+    r"grad\w*_norm|norm\w*_grad|log\w*_grad|grad\w*_log|gradient_norm|plot_grad|grad(?:ient)?s?_(?:stat|hist|summar)",
+    re.I,
+)
+OF_GRADS = regex(r"(?:^|[._])grad(?:ient)?s?\.(?:stat|norm|hist|log|summar)\w*$", re.I)
+"""A function that measures, of a module or an object that is called after gradients: ``gradients.stats``."""
 
 
 CLIPS_GRADS = regex(r"^clip_\w*grad|grad\w*_clip(?:$|_|p)", re.I)
@@ -123,7 +128,8 @@ def handed_gradients(it: Interpreter, state: State, instr: p.Call, name: str, ar
             if isinstance(value, Tensors) and value.kind == "grad":
                 read_grads(it, state, instr, value, name)
                 return
-    if not (READS_GRADS.search(name) or CLIPS_GRADS.search(name)):
+    measures = READS_GRADS.search(name) or OF_GRADS.search(name_of(instr.func))
+    if not (measures or CLIPS_GRADS.search(name)):
         return
     for _, value in args[:2]:
         weights = grads_weights(it, state, value)
