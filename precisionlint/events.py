@@ -176,8 +176,8 @@ class AdapterAdded(Event, frozen=True, eq=False):
 
 class Trains(Event, frozen=True, eq=False):
     """A framework trains weights with an optimizer that it makes itself, one without fp32 copies. ``precision``: what it computes in,
-    ``"fp16"`` (then with a scaler), ``"bf16"``, ``""``, or ``"?"`` where whoever starts the program decides on that and on engines with
-    masters; ``told``: where it was told so."""
+    ``"fp16"`` (then with a scaler), ``"bf16"``, ``""``, or ``"?"`` where that, and whether an engine keeps masters, is decided elsewhere;
+    ``told``: where it was told so; ``elsewhere``: what it is that decides."""
 
     trainer: Named
     weights: Weights
@@ -185,6 +185,7 @@ class Trains(Event, frozen=True, eq=False):
     optimizer: str
     lr: float | None
     told: Any
+    elsewhere: str = ""
 
 
 class ScalerMade(Event, frozen=True, eq=False):

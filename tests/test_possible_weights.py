@@ -190,3 +190,38 @@ def test_optimizers_by_name_and_over_single_parameters(
 ) -> None:
     found = said(tmp_path, NAMED.format(half=half, between=between, optimizer=optimizer))
     assert found == ([("bf16-only-weights", told, 18)] if told else [])
+
+
+ELSEWHERE = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, {names}
+from {house} import Trainer
+
+
+def main(data):
+    model = GPT2LMHeadModel(GPT2Config()){cast}
+    {between}
+    arguments = TrainingArguments("out", {settings})
+    trainer = Trainer(model=model, args=arguments, train_dataset=data)
+    trainer.train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("house", "cast", "between", "settings", "confidence"),
+    [
+        ("transformers", ".to(torch.bfloat16).cuda()", "", "bf16=True", "certain"),
+        ("house.training", ".to(torch.bfloat16).cuda()", "", "bf16=True", "possible"),
+        ("house.training", ".half()", "", "fp16=True", "possible"),
+        ("house.training", "", "", "bf16=True", ""),
+        ("house.training", ".bfloat16()", "model = model.float()", "bf16=True", ""),
+        ("house.training", ".bfloat16()", "", "bf16=True, deepspeed='zero2.json'", ""),
+        ("house.training", ".bfloat16()", "", "bf16=True, optim='adamw_bnb_8bit'", ""),
+        ("transformers", ".to('cuda')", "", "bf16=True", ""),
+    ],
+)
+def test_a_model_that_is_cast_and_handed_to_a_trainer(
+    tmp_path: Path, house: str, cast: str, between: str, settings: str, confidence: str
+) -> None:
+    text = ELSEWHERE.format(names="TrainingArguments", house=house, cast=cast, between=between, settings=settings)
+    assert said(tmp_path, text) == ([("hf-half-load", confidence, 8)] if confidence else [])

@@ -116,8 +116,8 @@ def hf_half_load(state: Trained, event: Trains) -> Iterator[Any]:
             yield Hit(
                 "hf-half-load",
                 took.seen.at,
-                f"'{event.trainer.name}' trains {name} weights, and its arguments come from outside the program: unless they name an engine "
-                f"that keeps fp32 copies (deepspeed, fsdp), its optimizer adds to the {name} weights and loses small updates; load them in fp32",
+                f"'{event.trainer.name}' trains {name} weights, and {event.elsewhere}: unless that names an engine that keeps fp32 copies "
+                f"(deepspeed, fsdp), its optimizer adds to the {name} weights and loses small updates; load them in fp32",
                 (took.seen, Seen(event.at, "trained here", event.when)),
                 confidence="possible",
             )

@@ -25,6 +25,7 @@ from precisionlint.source.effects.common import (
     when,
 )
 from precisionlint.source.effects.engines import cast, engine_name, engine_of, scaling, true_half
+from precisionlint.source.effects.weights import shown_a_model
 from precisionlint.source.evaluate import class_attribute, elements
 from precisionlint.source.objects import dtype_of, is_container, model_weights, named
 from precisionlint.source.records import MIXED_FP16
@@ -104,6 +105,7 @@ def train(it: Interpreter, state: State, instr: p.Call, trainer: Value, framewor
     """``trainer.train()``: AdamW over all weights that are not frozen, under autocast and a scaler where its arguments say so."""
     outcome: Outcome = []
     for branch, weights, precision in training(it, state, instr, trainer):
+        elsewhere = decided_elsewhere(it, branch, trainer) if precision == "?" else ""
         if weights is not None:
             settings = branch.heap.get(trainer, {}).get("args", NONE)
             own = branch.heap.get(settings, {})
@@ -115,9 +117,9 @@ def train(it: Interpreter, state: State, instr: p.Call, trainer: Value, framewor
             it.emit(
                 branch,
                 Trains(
-                    it.where(branch, instr.at), when(branch), me, weights, precision, optimizer_name(it, own), lr, told
+                    it.where(branch, instr.at), when(branch), me, weights, precision, optimizer_name(it, own), lr, told, elsewhere,
                 ),
-            )
+            )  # fmt: skip
         outcome.append((branch, result(it, branch, instr, Method(trainer, "train"), ())))
     return outcome
 
@@ -139,10 +141,10 @@ def training(
         or any(arguments.get(name, NONE) not in OFF for name in it.apis.engine_arguments)
         or not optimizer_name(it, arguments)
         or overrides(it, state, trainer, "create_optimizer")
-        or any(ELSEWHERE.search(module.text) for module in it.global_frames)
+        or speaks_of_engines(it)
     )
     weights = None if unknown else trained_weights(it, state, trainer, arguments)
-    if weights is None and launched(it, state, trainer):
+    if weights is None and decided_elsewhere(it, state, trainer):
         yield state, trained_weights(it, state, trainer, {}), "?"
         return
     if weights is None:
@@ -156,24 +158,29 @@ def training(
             yield rest, weights, "bf16" if bf16 else ""
 
 
-def launched(it: Interpreter, state: State, trainer: Value) -> bool:
-    """Whether a trainer's settings, or some of them (``**kwargs``), come from outside the program, which adds nothing to them that would
-    keep masters or adapters."""
+def decided_elsewhere(it: Interpreter, state: State, trainer: Value) -> str:
+    """What decides on the precision of a trainer, where that is outside the program and nothing in it adds what would keep masters or
+    adapters: who gives its settings, or some of them (``**kwargs``), or a class that is not there."""
     own = state.heap.get(trainer, {})
     given = ("peft_config", "optimizers", "optimizer_cls_and_kwargs")
+    if any(own.get(("given", name), NONE) not in OFF for name in given) or overrides(
+        it, state, trainer, "create_optimizer"
+    ):
+        return ""
     settings = own.get("args")
     arguments = state.heap.get(settings, {}) if isinstance(settings, Obj) else {}
-    some = (
-        arguments.get("open") == TRUE
-        and "elsewhere" not in own
-        and bool(optimizer_name(it, arguments))
-        and all(arguments.get(name, NONE) in OFF for name in it.apis.engine_arguments)
+    plain = bool(optimizer_name(it, arguments)) and all(
+        arguments.get(name, NONE) in OFF for name in it.apis.engine_arguments
     )
-    return (
-        (isinstance(settings, Sym) or some)
-        and all(own.get(("given", name), NONE) in OFF for name in given)
-        and not overrides(it, state, trainer, "create_optimizer")
-    )
+    if isinstance(settings, Sym) or (plain and arguments.get("open") == TRUE and "elsewhere" not in own):
+        return "its arguments come from outside the program"
+    if plain and arguments.get("open") == FALSE and "elsewhere" in own and not speaks_of_engines(it):
+        return "its class is not in the program"
+    return ""
+
+
+def speaks_of_engines(it: Interpreter) -> bool:
+    return any(ELSEWHERE.search(module.text) for module in it.global_frames)
 
 
 def overrides(it: Interpreter, state: State, trainer: Value, name: str) -> bool:
@@ -210,7 +217,10 @@ def trained_weights(it: Interpreter, state: State, trainer: Value, arguments: di
             how = f"model_init_kwargs with dtype {short(dtype)}"
             it.emit(state, WeightsTake(made.value, when(state), weights, dtype, how))
         return weights
-    return model_weights(it, model) if isinstance(model, (Obj, Sym)) else None
+    if not isinstance(model, (Obj, Sym)):
+        return None
+    shown_a_model(it, state, model)
+    return model_weights(it, model)
 
 
 # -- lightning

@@ -316,14 +316,19 @@ def wraps(value: Sym) -> bool:
     return call is not None and not OTHER_WEIGHTS.search(ast.unparse(call.func))
 
 
+def shown_a_model(it: Interpreter, state: State, value: Value) -> None:
+    """What was cast before only now turns out to be a model: its parameters are asked for, or it is handed to what trains."""
+    if value in it.cast_at:
+        where, how = it.cast_at[value]
+        dtype = value.key[2] if isinstance(value, Sym) else None
+        it.emit(state, WeightsTake(where, when(state), frozenset({weight_path(it, value)}), dtype, how))
+
+
 def parameters(it: Interpreter, state: State, instr: p.Call, receiver: Value, name: str, args: Args) -> Outcome:
     if not isinstance(receiver, (Sym, Obj)):
         return call_unknown(it, state, instr, Method(receiver, name), args)
     kind = "named" if name.startswith("named") else "params"
-    if receiver in it.cast_at:  # only now it turns out to be a model
-        where, how = it.cast_at[receiver]
-        dtype = receiver.key[2] if isinstance(receiver, Sym) else None
-        it.emit(state, WeightsTake(where, when(state), frozenset({weight_path(it, receiver)}), dtype, how))
+    shown_a_model(it, state, receiver)
     made = receiver.key[1] if isinstance(receiver, Sym) and receiver.key[0] == "item" else receiver
     if isinstance(made, Sym) and made.loose and wraps(made):
         inner = frozenset(weight_path(it, model) for model in made.of if is_model(it, state, model))
