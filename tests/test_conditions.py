@@ -318,3 +318,99 @@ def test_of_many_branches_those_that_ask_about_precision_are_named(tmp_path: Pat
     file.write_text(MANY, encoding="utf-8")
     (found,) = check([str(file)], select=["fp16-without-scaler"], assume={}).findings
     assert found.when == "args.cells and args.rows and args.fp16"
+
+
+TWO_SCALERS = """
+import torch
+
+
+def main(args, net, critic, loader):
+    scaler = torch.amp.GradScaler("cuda")
+    critic_scaler = torch.amp.GradScaler("cuda")
+    optimizer = torch.optim.Adam(net.parameters())
+    a_critic_optimizer = torch.optim.Adam(critic.parameters())
+    for x in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = net(x).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        a_critic_optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = critic(x).mean()
+        critic_scaler.scale(loss).backward()
+        critic_scaler.step(a_critic_optimizer)
+        critic_scaler.update()
+        torch.save({"a": a_critic_optimizer.state_dict(), "b": optimizer.state_dict(), "net": net.state_dict()}, args.out)
+"""
+
+
+def test_a_checkpoint_names_an_optimizer_with_the_scaler_that_steps_it(tmp_path: Path):
+    file = tmp_path / "train.py"
+    file.write_text(TWO_SCALERS, encoding="utf-8")
+    [finding] = check([str(file)], select=["scaler-not-checkpointed"], assume={}).findings
+    assert any(
+        f"holds '{optimizer}' but not '{scaler}'" in finding.message
+        for optimizer, scaler in (("optimizer", "scaler"), ("a_critic_optimizer", "critic_scaler"))
+    )
+
+
+HALVED = """
+import copy
+import os
+
+import torch
+
+RANK = int(os.getenv("RANK", -1))
+
+
+def main(args, model, average, loader):
+    optimizer = torch.optim.AdamW(model.parameters())
+    for epoch in range(args.epochs):
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+    if RANK in {{-1, 0}}:
+        if {also}:
+            state = {{"model": copy.deepcopy(model).half(), "optimizer": optimizer.state_dict()}}
+            torch.save(state, args.last)
+            if args.fitness == args.best:
+                torch.save(state, args.out)
+"""
+
+
+@pytest.mark.parametrize(
+    ("also", "when"),
+    [
+        ("RANK == 0", ""),
+        ("args.keep in ['all', 'last']", "args.keep in ['all', 'last']"),
+        ("args.keep is not None", "args.keep is not None"),
+    ],
+)
+def test_a_branch_over_a_list_is_told_as_it_is_written_and_that_of_a_rank_not_at_all(
+    tmp_path: Path, also: str, when: str
+):
+    file = tmp_path / "train.py"
+    file.write_text(HALVED.format(also=also), encoding="utf-8")
+    [finding] = check([str(file)], select=["masters-lost-in-checkpoint"], assume={}).findings
+    assert finding.when == when
+    assert len({step.place for step in finding.trace}) == len(finding.trace)  # each place once
+
+
+def test_what_is_asked_both_ways_is_no_condition():
+    from precisionlint.checks.base import Hit, Seen
+    from precisionlint.source.run import conditions
+
+    trace = tuple(
+        Seen(None, "", (label,))
+        for label in (
+            "args.tower is not None",
+            "args.tower is None",
+            "args.kind in ['a']",
+            "args.kind not in ['a']",
+            "args.amp",
+        )
+    )
+    assert conditions(Hit("half-rope", None, "", trace)) == ["args.amp"]

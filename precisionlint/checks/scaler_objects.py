@@ -18,6 +18,7 @@ from precisionlint.events import (
     Grads,
     Known,
     LossScaled,
+    Named,
     Region,
     ScaleRead,
     ScalerMade,
@@ -241,19 +242,28 @@ def scaler_not_checkpointed(ledger: Ledger, event: Checkpoint | UnsavedScaler) -
     handed_in = not used  # the caller's scaler, which has stepped here
     used = used or sorted(ledger.used, key=lambda s: s.name)
     if used:
+        optimizer, scaler = stepped_by(ledger, event.optimizers, used)
         yield Hit(
             "scaler-not-checkpointed",
             event.at,
-            f"the checkpoint holds '{event.optimizers[0].name}' but not '{used[0].name}': a resumed run starts its scale again at 65536 and "
+            f"the checkpoint holds '{optimizer.name}' but not '{scaler.name}': a resumed run starts its scale again at 65536 and "
             "skips steps until it has settled",
             (
-                *(m.seen for m in sorted(ledger.made, key=lambda m: m.scaler.name)[:1]),
+                *(m.seen for m in sorted(ledger.made, key=lambda m: (m.scaler != scaler, m.scaler.name))[:1]),
                 seen(event, "saved without the scaler's state"),
             ),
             confidence="possible" if event.handed else "likely" if handed_in else "certain",
             unless=("a saved scaler",),
-            once=None if event.handed else used[0],
+            once=None if event.handed else scaler,
         )
+
+
+def stepped_by(ledger: Ledger, saved: tuple[Named, ...], used: list[Named]) -> tuple[Named, Named]:
+    """A saved optimizer and the scaler that steps it, of several the first that go together; where nothing has stepped yet, any two."""
+    together = {(m.scaler, optimizer) for m in ledger.made for optimizer in m.stepped}
+    together |= {(each.scaler, each.optimizer) for each in ledger.progress}
+    pairs = [(optimizer, scaler) for scaler in used for optimizer in saved if (scaler, optimizer) in together]
+    return pairs[0] if pairs else (saved[0], used[0])
 
 
 def updated_for_nothing(ledger: Ledger, event: Update) -> Iterator[Any]:

@@ -37,11 +37,13 @@ if TYPE_CHECKING:
     from precisionlint.reader import Totals
 
 CONFIGURATION = regex(
-    r"(?:not )?[\w.\[\]'\"]+(?:\.get\(['\"][\w.-]+['\"]\))?(?: (?:==|!=|is|is not|in|not in|<|<=|>|>=) [\w.'\"\[\]-]+)?$"
+    r"(?:not )?[\w.\[\]'\"]+(?:\.get\(['\"][\w.-]+['\"]\))?(?: (?:==|!=|is|is not|in|not in|<|<=|>|>=) "
+    r"(?:[\w.'\"\[\]-]+|[\[({][\w.'\"\[\], -]*[\])}]))?$"
 )
 """A branch that a reader would call a configuration: a name, or a name held against a name or constant."""
 PASSING = regex(
-    r"__name__|\b(?:global_|cur_|train_)?(?:steps?|epochs?|i|j|k|n|p|idx|index|it|iters?|iteration|i_iter|batch_idx|batch|grad|ndim|rank|name|param)\b"
+    r"__name__|\b(?:global_|cur_|train_)?(?:steps?|epochs?|i|j|k|n|p|idx|index|it|iters?|iteration|i_iter|batch_idx|batch|grad|ndim|name|param)\b"
+    r"|(?i:(?:\b|_)rank\b)"
 )
 """What changes while a program runs is none."""
 OF_PRECISION = regex(r"(?i)amp(?![a-z])|16|half|dtype|precision|mixed|scal|clip")
@@ -402,6 +404,10 @@ def telling(labels: list[str], most: int = 3) -> list[str]:
 
 
 def opposite(label: str) -> str:
+    """The other branch of a test, in words: of ``x is None`` and ``x in y`` it is told by the operator."""
+    for operator, other in ((" is not ", " is "), (" is ", " is not "), (" not in ", " in "), (" in ", " not in ")):
+        if operator in label:
+            return label.replace(operator, other, 1)
     return label[4:] if label.startswith("not ") else f"not {label}"
 
 
@@ -419,7 +425,8 @@ def told_once(findings: list[Finding], shown: dict[tuple[str, Hashable], list[tu
         key = (finding.rule, finding.place)
         if key in also:
             others = sorted({place for place in also[key] if (finding.rule, place) not in also})
-            steps = tuple(Step(place, "and here") for place in others)
+            told_of = {step.place for step in finding.trace}
+            steps = tuple(Step(place, "and here") for place in others if place not in told_of)
             told.append(replace(finding, trace=finding.trace + steps))
         elif key not in later:
             told.append(finding)

@@ -199,7 +199,15 @@ def branch_label(it: Interpreter, state: State, test: p.Expr, side: bool) -> str
 def expression_words(it: Interpreter, state: State, expr: p.Expr) -> str:
     if isinstance(expr, p.Const):
         return repr(expr.value)
+    if isinstance(expr, p.Sequence) and len(expr.items) <= WRITTEN and (opening := BRACKETS.get(expr.kind)):
+        items = [expression_words(it, state, item) for item in expr.items]
+        return f"{opening[0]}{', '.join(items)}{opening[1]}"
     return name_of(expr) or text_of(evaluate(it, state, expr))
+
+
+BRACKETS = {"tuple": "()", "list": "[]", "set": "{}"}
+WRITTEN = 4
+"""How many items of a list a branch in words holds."""
 
 
 def do_for(it: Interpreter, instr: p.For, state: State, after: list[State], exits: list[Any]) -> None:
