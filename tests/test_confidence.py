@@ -971,3 +971,45 @@ def test_a_configuration_among_tests_is_there_to_be_run(tmp_path: Path) -> None:
     assert {Path(each.place.path).parent.name for each in report.findings} == {"configs"}
     asked = check([str(tmp_path / "tests" / "ds.json")], select=["all"])
     assert {(each.severity, each.confidence) for each in asked.findings} == {("info", "possible")}
+
+
+NORMED = """
+import torch
+from torch.utils.cpp_extension import load
+
+norm_cuda = load(name="norm", sources=["norm.cu"])
+
+
+class Normed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, eps):
+        kept = x.dtype
+        wanted = torch.get_default_dtype()
+        out, mean, rstd = norm_cuda.forward_affine(x, {weight}, {bias}, eps)
+        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, bias, mean, rstd = ctx.saved_tensors
+        return (*norm_cuda.backward_affine(grad, mean, rstd, x, weight, bias), None)
+
+
+scatter = Normed.apply
+"""
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "told"),
+    [
+        ("weight.to(kept)", "bias.to(dtype=kept)", False),
+        ("weight", "bias", True),
+        ("weight.to(wanted)", "bias", True),
+    ],
+)
+def test_an_input_may_be_brought_to_a_dtype_that_was_kept_under_a_name(
+    tmp_path: Path, weight: str, bias: str, told: bool
+):
+    project(tmp_path, region=AUTOCAST, library=NORMED.format(weight=weight, bias=bias))
+    shown = {each.rule for each in found(tmp_path)}
+    assert shown == ({"function-without-custom-fwd"} if told else set())

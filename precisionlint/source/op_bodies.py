@@ -71,6 +71,19 @@ def settles(body: str) -> bool:
     return CASTS.search(body) is not None
 
 
+KEPT = regex(r"\b(\w+) = \w+\.dtype\b")
+CAST_TO = regex(r"\b(\w+)\.(?:to|type)\((?:dtype=)?(\w+)\)")
+
+
+def aligns(body: str, inputs: Iterable[str]) -> bool:
+    """Whether a body brings one input to the dtype of another, which it may have kept under a name: ``d = x.dtype``, ``weight.to(d)``. A result
+    that is cast to that says nothing of what went in."""
+    if ALIGNS.search(body):
+        return True
+    kept = {match[1] for match in KEPT.finditer(body)}
+    return any(match[1] in inputs and match[2] in kept for match in CAST_TO.finditer(body))
+
+
 def allocates_wide(body: str) -> bool:
     """Whether all that looks like a cast in a body is the dtype of what it makes to be filled."""
     return not settles(MADE.sub("", body))

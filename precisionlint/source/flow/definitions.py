@@ -19,6 +19,7 @@ from precisionlint.source.op_bodies import (
     QUANTISED,
     RETURNS,
     WEIGHTS,
+    aligns,
     allocates_wide,
     is_complex,
     loads_cast,
@@ -199,7 +200,7 @@ def tell(
         return
     multiplies = MULTIPLIES.search(whole if deep else body) is not None
     again = multiplies and MULTIPLIES.search(back) and not ALIGNS.search(back) and not ASSIGNED.search(whole)
-    if ALIGNS.search(whole) and not again:
+    if aligns(whole, names) and not again:
         return
     if loads_cast("\n".join(ast.unparse(each) for each in called if is_kernel(each))):
         return
