@@ -79,6 +79,9 @@ def test_what_autocast_lifts_is_not_half_in_a_program_that_runs_under_it(tmp_pat
         ("model = Net()\nmodel = torch.compile(model)\nmodel.half()", True),
         ("model = Net()\nprint(model)\nmodel = nn.Linear(8, 8)\nmodel.half()", False),
         ("for model in [Net(), None]:\n    model.half()", True),
+        ("def write(model, folder):\n    model.half()\n    model.save_pretrained(folder)\n\nwrite(Net(), 'x')", False),
+        ("def write(model, folder):\n    model.half()\n    train(model)\n    model.save_pretrained(folder)", True),
+        ("def write(model, folder):\n    model.save_pretrained(folder)\n    model.half()", True),
     ],
 )
 def test_only_a_cast_of_what_may_hold_the_code_counts(tmp_path: Path, cast: str, counts: bool):

@@ -50,6 +50,9 @@ DTYPE = regex(r"dtype$")
 SPEAKS = regex(r"b?float16|\bhalf\b|dtype\b")
 ASIDE = regex(r"save\w*\(|state_dict\(|export|onnx|\beval\(\)", re.I)
 """What says in the same line that a cast is done for a file, or to look at."""
+SAVES = regex(r"\bsave(?:_\w+)?\(")
+GOES_ON = regex(r"(?<!pre)train|backward|\bfit\(|\bstep\(|optim|loss", re.I)
+"""What a function says that writes a model, and what one says that goes on with it."""
 COPY = regex(r"copy\(", re.I)
 METHODS = frozenset({"half", "bfloat16", "to", "type"})
 """Methods that cast."""
@@ -88,6 +91,8 @@ class Casts:
                 continue
             text = "\n".join(lines[call.lineno - 1 : call.end_lineno])
             if ASIDE.search(text) or (COPY.search(text) and not self.is_trained(assigned.get(id(call)), spot)):
+                continue
+            if spot.function is not None and writes(spot.function, call):
                 continue
             if not is_cast:
                 yield Cast(line, call, around, loads=True)
@@ -270,6 +275,14 @@ def any_of(answers: Iterator[bool | None]) -> bool | None:
 def may_cast(call: ast.Call) -> bool:
     """Whether a call casts or loads something, by the names that it is written with."""
     return last_name(call.func) in METHODS or any(each.arg in ("dtype", "torch_dtype") for each in call.keywords)
+
+
+def writes(function: FunctionDef, cast: ast.Call) -> bool:
+    """Whether a function casts a model to write it, ``def to_hf(self, folder)``, and does nothing else with it."""
+    if GOES_ON.search(ast.unparse(function)):
+        return False
+    later = (each for each in walk(function) if isinstance(each, ast.Call) and each.lineno > cast.lineno)
+    return any(SAVES.match(f"{last_name(each.func)}(") for each in later)
 
 
 def makes(call: ast.Call) -> bool:
