@@ -235,3 +235,61 @@ class Rotary(nn.Module):
 @pytest.mark.parametrize(("device", "lines"), [("", []), (", device=x.device", [10])])
 def test_a_product_of_what_is_made_on_the_cpu_is_left_alone(tmp_path: Path, device: str, lines: list[int]) -> None:
     assert told(tmp_path, EARLY.format(device=device)) == lines
+
+
+AT_ONCE = """
+class Rotary(nn.Module):
+    def __init__(self, width, longest=2048):
+        super().__init__()
+        inverse = 1.0 / (10000 ** (torch.arange(0, width, 2).float() / width))
+        self.register_buffer("inverse", inverse, persistent=False)
+        {made}
+
+    def tables(self, length):
+        self.longest = length
+        steps = torch.arange(length, device=self.inverse.device, dtype=self.inverse.dtype)
+        turns = torch.outer(steps, self.inverse)
+        self.register_buffer("cos", turns.cos(), persistent=False)
+        self.register_buffer("sin", turns.sin(), persistent=False)
+
+    def forward(self, x):
+        if {more}:
+            self.tables(x.shape[1])
+        return self.cos[: x.shape[1]], self.sin[: x.shape[1]]
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rotary = Rotary(64)
+        self.head = nn.Linear(64, 64)
+
+    def forward(self, x):
+        cos, sin = self.rotary(x)
+        return self.head(x * cos + x * sin)
+
+
+def train(batches):
+    model = Model().to(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in batches:
+        model(x).float().mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "more", "grade"),
+    [
+        ("self.tables(longest)", "x.shape[1] > self.longest", "possible"),
+        ("self.longest = 0", "x.shape[1] > self.longest", "likely"),  # the tables are made after the cast
+        ("self.tables(longest)", "self.longest is None or x.shape[1] > self.longest", "likely"),
+        ("self.tables(longest)", "x.requires_grad", "likely"),
+    ],
+)
+def test_what_a_cast_leaves_of_frequencies_is_read_only_beyond_tables_that_are_made_at_once(
+    tmp_path: Path, made: str, more: str, grade: str
+):
+    (tmp_path / "rotary.py").write_text(HEAD + AT_ONCE.format(made=made, more=more), encoding="utf-8")
+    report = check([str(tmp_path / "rotary.py")], select=["half-rope"], min_confidence="possible")
+    assert {each.confidence for each in report.findings} == {grade}

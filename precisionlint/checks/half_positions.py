@@ -118,8 +118,8 @@ def half_rope(state: None, event: Computed) -> Iterator[Any]:
         if how not in (None, "certain") and cast is None and held is not None and value.op != "matmul":
             # What the buffer loses is told there; positions that take its dtype lose on their own.
             how = "possible" if find(place, counted_alike, lambda v: v.op not in VIEWS | {"arange"}, 8) else None
-        if how == "likely" and held is not None and held.ref == "chosen":
-            how = None
+        if how == "likely" and held is not None and held.ref in ("chosen", "tabled"):
+            how = "possible" if held.ref == "tabled" else None
         if how == "likely" and event.scope.setup and not value.dtypes.isdisjoint({"~weights", "^weights"}):
             how = "possible"  # before a model is cast its weights are half only where tensors are made so
         if how is not None:

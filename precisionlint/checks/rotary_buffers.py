@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from precisionlint.checks.base import Hit, Seen
-from precisionlint.checks.half_arithmetic import TRAINING, short, trains
+from precisionlint.checks.half_arithmetic import TRAINING, of_half, short, trains
 from precisionlint.findings import Confidence
 from precisionlint.patterns import regex
 from precisionlint.valueflow import VIEWS, Scope, Shows, Value, sources
@@ -28,9 +28,10 @@ def widened(freq: Value) -> Value | None:
 
 def frequencies_in_a_buffer(held: Value | None, freq: Value, used: Value, scope: Scope) -> Iterator[Hit]:
     """What a cast of the model rounds. Who widens it where it is used has thought of its dtype: then another file must cast the model. Who
-    keeps it in fp32 in an object that is made in half by what it is handed (``"chosen"``) has, too: nobody has to cast that."""
+    keeps it in fp32 in an object that is made in half by what it is handed (``"chosen"``) has, too: nobody has to cast that. Where tables are
+    made at once (``"tabled"``), only positions beyond them meet what is left."""
     if held is not None and held.ref != "chosen" and scope.enabled is not False:
-        yield cast_frequencies(held, used, "likely", Shows("half buffers"))
+        yield cast_frequencies(held, used, "possible" if held.ref == "tabled" else "likely", Shows("half buffers"))
     elif held is None and (late := widened(freq)) is not None:
         yield cast_frequencies(late, used, "possible", Shows("half buffers", elsewhere=True))
 
@@ -55,6 +56,10 @@ DECODERS = regex(
 """What loads a model with rotary embeddings."""
 
 
+LEFT = ("8 bits of them are left", "11 bits of them are left", "8 bits of them are left in bf16")
+"""What a cast leaves of frequencies: in bf16, in fp16, in either."""
+
+
 def loaded_and_cast(cast: Value, scope: Scope) -> Iterator[Hit]:
     """``AutoModelForCausalLM.from_pretrained(name).to(torch.bfloat16)``: what is loaded with a dtype keeps its buffers, what is cast does not."""
     made = next((s for s in sources(cast.inputs[0]) if s.op == "constructed" and DECODERS.search(s.name)), None)
@@ -62,8 +67,8 @@ def loaded_and_cast(cast: Value, scope: Scope) -> Iterator[Hit]:
         yield Hit(
             "half-rope",
             cast.at,
-            f"the cast to {short(cast.dtypes)} rounds the buffers of the model as well, the rotary frequencies among them: 8 bits of them "
-            "are left in bf16, and angles are wrong by radians within 8k positions; from_pretrained(dtype=…) casts the weights alone",
+            f"the cast to {short(cast.dtypes)} rounds the buffers of the model as well, the rotary frequencies among them: "
+            f"{of_half(cast.dtypes, *LEFT)}, and angles are wrong by radians within 8k positions; from_pretrained(dtype=…) casts the weights alone",
             (Seen(made.at, "loaded"),),
             confidence="possible",
             needs=(TRAINING,),

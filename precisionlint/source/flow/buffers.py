@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from precisionlint.recipes import HALVES
+from precisionlint.source.parsing import FunctionDef, walk
 from precisionlint.valueflow import Value
 
 if TYPE_CHECKING:
@@ -38,3 +39,50 @@ def chooses_half(frame: Frame) -> bool:
         "dtype" in param.arg and frame.expr(default).name.removeprefix("torch.") in HALVES
         for param, default in defaults
     )
+
+
+def read_beyond_tables(cls: ast.ClassDef, name: str) -> bool:
+    """Whether a class makes its tables while it is made itself, and reads a buffer again only for more than these hold: ``if seq_len >
+    self.max_seq_len_cached``. A cast of the model then rounds what nothing reads as long as they are long enough."""
+    methods = {one.name: one for one in cls.body if isinstance(one, FunctionDef)}
+    init = methods.get("__init__")
+    if init is None:
+        return False
+    makers = [methods[called] for called in sorted(called_on_self(init) & methods.keys())]
+    if not any(TURNED in ast.unparse(one) for one in (init, *makers)):
+        return False
+    words = {name, *(one.name for one in makers if f"self.{name}" in ast.unparse(one))}
+    reads = [
+        (each, method)
+        for method in methods.values()
+        if method is not init and method.name not in words
+        for each in walk(method)
+        if isinstance(each, ast.Attribute) and each.attr in words and ast.unparse(each.value) == "self"
+    ]
+    return bool(reads) and all(id(each) in beyond(method) for each, method in reads)
+
+
+TURNED = "cos("
+ORDERED = (ast.Gt, ast.GtE, ast.Lt, ast.LtE)
+
+
+def called_on_self(method: FunctionDef) -> set[str]:
+    return {
+        each.func.attr
+        for each in walk(method)
+        if isinstance(each, ast.Call)
+        and isinstance(each.func, ast.Attribute)
+        and ast.unparse(each.func.value) == "self"
+    }
+
+
+def beyond(method: FunctionDef) -> set[int]:
+    """The nodes of a method that stand where something is more than what its object keeps."""
+    return {
+        id(inner)
+        for each in walk(method)
+        if isinstance(each, ast.If) and isinstance(each.test, ast.Compare) and isinstance(each.test.ops[0], ORDERED)
+        if any(ast.unparse(side).startswith("self.") for side in (each.test.left, *each.test.comparators))
+        for statement in each.body
+        for inner in walk(statement)
+    }

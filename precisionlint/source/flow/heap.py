@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from precisionlint.findings import Place
 from precisionlint.patterns import regex
 from precisionlint.source.apis import USUAL, table
+from precisionlint.source.flow.buffers import read_beyond_tables
 from precisionlint.source.flow.words import TEST_FILE
 from precisionlint.source.parsing import walk
 from precisionlint.valueflow import BOOL, INTEGERS, WEIGHTS, Dtypes, Value
@@ -189,7 +190,11 @@ class Class(Struct, eq=False, dict=True):
             return
         for name, value in self.attributes.items():
             if not self.keeps(name):
-                self.attributes[name] = settled(value)
+                self.attributes[name] = settled(value, "tabled" if self.tabled(name, value) else None)
+
+    def tabled(self, name: str, value: Value) -> bool:
+        """Whether a buffer is read again only beyond the tables that are made of it at once."""
+        return value.op == "buffer" and value.ref is None and read_beyond_tables(self.node, name)
 
     def keeps(self, name: str) -> bool:
         """Whether the file's models keep this parameter or buffer in fp32, whatever dtype they are loaded in: by its name, or by that of
@@ -249,10 +254,10 @@ class Class(Struct, eq=False, dict=True):
         return None
 
 
-def settled(value: Value) -> Value:
+def settled(value: Value, ref: str | None = None) -> Value:
     """An attribute once its object is made: a buffer has the dtype of the weights, and so has one that a setting makes a parameter."""
     if value.op == "buffer" and not value.dtypes <= (INTEGERS | BOOL):
-        return Value("buffer", value.inputs, WEIGHTS, value.at, value.name, ref=value.ref)
+        return Value("buffer", value.inputs, WEIGHTS, value.at, value.name, ref=ref or value.ref)
     if value.op == "either" and any(each.op == "buffer" for each in value.inputs):
         parts = tuple(map(settled, value.inputs))
         dtypes: Dtypes = frozenset().union(*(part.dtypes for part in parts))
