@@ -414,3 +414,45 @@ def test_what_is_asked_both_ways_is_no_condition():
         )
     )
     assert conditions(Hit("half-rope", None, "", trace)) == ["args.amp"]
+
+
+GIVEN_BACK = """
+import torch
+
+HALF = ["fp16", "float16"]
+
+
+def to_dtype(precision):
+    if precision in HALF:
+        return torch.float16
+    if precision == "bf16":
+        return torch.bfloat16
+    return torch.float32
+
+
+def main(args, model, loader):
+    wanted = to_dtype(args.precision)
+    model.to({cast})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("cast", "when"),
+    [
+        ("wanted", {"wanted == torch.bfloat16", "wanted == torch.float16"}),
+        ("dtype=wanted", {"wanted == torch.bfloat16", "wanted == torch.float16"}),
+        ("torch.bfloat16", {""}),
+    ],
+)
+def test_weights_that_are_cast_to_what_a_function_gives_back_are_half_for_one_of_its_values(
+    tmp_path: Path, cast: str, when: set[str]
+):
+    file = tmp_path / "train.py"
+    file.write_text(GIVEN_BACK.format(cast=cast), encoding="utf-8")
+    findings = check([str(file)], select=["master-weights"], assume={}).findings
+    assert {each.when for each in findings} == when

@@ -298,6 +298,8 @@ def merge_results(it: Interpreter, results: list[tuple[State, Value]], instr: p.
     groups: dict[Value, list[State]] = {}
     for state, value in results:
         groups.setdefault(value, []).append(state)
+    if len(groups) > 1 and any(map(effects.half_of, groups)):
+        it.varied.add(instr.at)
     merged = [(state, value) for value, states in groups.items() for state in it.merged(states)]
     limit = max(RESULTS, it.width // 2)
     if len(merged) > limit:

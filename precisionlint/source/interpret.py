@@ -125,6 +125,7 @@ class Interpreter:
         self.kept: set[str] = set(assume)
         self.labelled: dict[str, set[Cond]] = {}  # branches in words -> what holds there
         self.multiplied: dict[Sym, Named] = {}  # what was multiplied in place by a number -> that
+        self.varied: set[Any] = set()  # calls that return one half dtype on some paths, and others on others
         self.chosen: dict[tuple[Any, str], str] = {}  # what holds a half dtype on some paths only -> its name
         self.mros: dict[Class, list[Value]] = {}
         self.decorator_values: dict[p.Function, tuple[Value, ...]] = {}

@@ -8,7 +8,7 @@ from precisionlint.source.effects.common import choices, result
 from precisionlint.source.effects.copies import averaged, blended
 from precisionlint.source.effects.dispatch import call_external, call_method
 from precisionlint.source.effects.gradients import attribute_set
-from precisionlint.source.effects.kept import kept
+from precisionlint.source.effects.kept import half_of, kept
 from precisionlint.source.effects.optimizers import made, stepped, updates
 from precisionlint.source.effects.own_ops import call_custom_op, decorated, launch
 from precisionlint.source.effects.python import BUILTINS
@@ -19,6 +19,6 @@ from precisionlint.source.effects.weights import module_called
 
 __all__ = [
     "BUILTINS", "annotated", "attribute_set", "averaged", "blended", "branched", "call_custom_op", "call_external", "call_method",
-    "call_unknown", "choices", "decorated", "enter", "enter_decorators", "kept", "launch", "loss_divided", "made", "module_called",
+    "call_unknown", "choices", "decorated", "enter", "enter_decorators", "half_of", "kept", "launch", "loss_divided", "made", "module_called",
     "multiplied", "result", "stepped", "updates",
 ]  # fmt: skip

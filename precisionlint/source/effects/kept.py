@@ -25,7 +25,7 @@ HAND_SCALE = regex(r"^_*(?:cur_|lg_|current_)?loss_?scal(?:e|er|ing)(?:_factor)?
 
 def kept(it: Interpreter, state: State, holder: Holder, target: p.Expr, value: Value, at: Any) -> Value:
     """What a name keeps of a value that it is given: a number that is kept as the loss scale is that scale."""
-    if (state.control or (isinstance(at, ast.Assign) and isinstance(at.value, ast.IfExp))) and half_of(value):
+    if half_of(value) and (state.control or (isinstance(at, ast.Assign) and chooses(it, at.value))):
         it.chosen[holder] = name_of(target)
     short = holder[1]
     if not HAND_SCALE.search(short) or short.endswith("er"):
@@ -41,6 +41,11 @@ def kept(it: Interpreter, state: State, holder: Holder, target: p.Expr, value: V
             hand.default = value
         return hand
     return value
+
+
+def chooses(it: Interpreter, value: ast.expr) -> bool:
+    """Whether an expression gives one of several values: by a condition in it, or in the function that it calls."""
+    return isinstance(value, ast.IfExp) or value in it.varied
 
 
 def held_by(state: State, holder: Holder) -> Value | None:
@@ -63,3 +68,10 @@ def chosen_half(it: Interpreter, state: State, half: str) -> tuple[str, ...]:
             written = repr(value.value) if isinstance(value, Const) else f"torch.{dtype_of(value)}"
             return (f"{name} == {written}",)
     return ()
+
+
+def asked_for(it: Interpreter, state: State, instr: p.Call, dtype: str) -> tuple[str, ...]:
+    """The same where a call is handed that variable: ``model.to(dtype)``."""
+    decided = chosen_half(it, state, HALVES.get(dtype, "-"))
+    given = (*instr.at.args, *(each.value for each in instr.at.keywords)) if isinstance(instr.at, ast.Call) else ()
+    return tuple(label for label in decided if any(ast.unparse(each) == label.partition(" == ")[0] for each in given))

@@ -26,6 +26,7 @@ from precisionlint.source.effects.common import (
 )
 from precisionlint.source.effects.copies import cast_value, is_average, requires_grad
 from precisionlint.source.effects.engines import may_run_half
+from precisionlint.source.effects.kept import asked_for
 from precisionlint.source.effects.unread import call_unknown
 from precisionlint.source.evaluate import element_of, elements
 from precisionlint.source.objects import COPY, DTYPES, dtype_of, is_container, model_weights, weight_path, weights_of
@@ -114,7 +115,8 @@ def load_weights(it: Interpreter, state: State, instr: p.Call, args: Args) -> Ou
             keywords = getattr(instr.at, "keywords", ())
             said = next((k.value for k in keywords if k.arg in it.apis.load_arguments), instr.at)
             weights = frozenset({weight_path(it, model)})
-            it.emit(branch, WeightsTake(it.where(branch, said), when(branch), weights, dtype, how))
+            labels = (*when(branch), *asked_for(it, branch, instr, dtype))
+            it.emit(branch, WeightsTake(it.where(branch, said), labels, weights, dtype, how))
         if any(k in it.apis.quantised and v not in (NONE, FALSE) for k, v in args):
             freeze(it, branch, instr, model, "quantised")
         outcome.append((branch, model))
@@ -272,7 +274,8 @@ def take(it: Interpreter, state: State, instr: p.Call, receiver: Value, dtype: s
         return made
     half = dtype in ("float16", "bfloat16")
     weights, norms = frozenset({weight_path(it, receiver)}), half and has_batchnorm(it, state, receiver)
-    it.emit(state, WeightsTake(where, when(state), weights, dtype, how, norms=norms))
+    labels = (*when(state), *asked_for(it, state, instr, dtype))
+    it.emit(state, WeightsTake(where, labels, weights, dtype, how, norms=norms))
     if half and receiver in it.adapted:  # the adapters in it are cast with it
         it.emit(state, AdapterAdded(where, when(state), weights, how))
     return receiver
