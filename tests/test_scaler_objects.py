@@ -232,3 +232,48 @@ for x in torch.rand(8, 4, 64, device="cuda"):
 def test_a_scaler_that_is_never_on_is_none(tmp_path: Path, dtype: str, enabled: str, told: bool) -> None:
     hits = found(tmp_path / "a.py", SWITCHED.format(dtype=dtype, enabled=enabled))
     assert [(rule, how) for rule, how, _ in hits] == ([("fp16-without-scaler", "certain")] if told else [])
+
+
+FORGOTTEN = """
+import torch
+from torch import nn
+
+torch.set_float32_matmul_precision("high")
+
+
+def train(loader):
+    critic, maker = nn.Linear(64, 1).to("cuda"), nn.Linear(64, 64).to("cuda")
+    for_critic = torch.optim.Adam(critic.parameters(), lr=1e-4)
+    for_maker = torch.optim.Adam(maker.parameters(), lr=1e-4)
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        for_critic.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = critic(maker(x).detach()).mean()
+        scaler.scale(loss).backward()
+        scaler.step(for_critic)
+        scaler.update()
+        for_maker.zero_grad()
+        with torch.autocast("cuda", dtype={dtype}):
+            loss = -critic(maker(x)).mean()
+        {backward}
+"""
+PLAIN = "loss.backward(); for_maker.step()"
+SCALED = "scaler.scale(loss).backward(); scaler.step(for_maker); scaler.update()"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "backward", "told"),
+    [
+        ("torch.float16", PLAIN, [("fp16-without-scaler", "certain")]),
+        ("torch.bfloat16", PLAIN, []),
+        ("torch.float16", SCALED, []),
+        ("torch.float16", "loss.backward(); for_maker.zero_grad()", []),
+    ],
+)
+def test_an_optimizer_beside_one_that_a_scaler_steps(
+    tmp_path: Path, dtype: str, backward: str, told: list[tuple[str, str]]
+) -> None:
+    hits = found(tmp_path / "a.py", FORGOTTEN.format(dtype=dtype, backward=backward))
+    assert [(rule, how) for rule, how, _ in hits] == told
+    assert all("for 'for_maker', while 'for_critic' steps through it" in message for _, _, message in hits)

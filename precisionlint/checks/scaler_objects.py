@@ -108,6 +108,8 @@ def fp16_without_scaler(
             if event.via is not None:
                 yield Evidence(A_SCALER)
             elif ledger.fp16 is not None and not is_scale(ledger.fp16.times):  # else see step-bypasses-scaler
+                for other in (m for m in ledger.made if m.stepped and event.optimizer not in m.stepped):
+                    yield beside_others(ledger.fp16, event, other)
                 yield unprotected(ledger.fp16, min((m.seen for m in ledger.made), key=str, default=None))
         case ZeroGrad():
             if ledger.fp16 is not None:
@@ -121,6 +123,19 @@ def fp16_without_scaler(
 def dropped(backward: Backward) -> tuple[str, Any]:
     """The fact that the gradients of this backward are set to zero before any optimizer steps."""
     return ("dropped", backward.at)
+
+
+def beside_others(backward: Backward, step: Step, scaler: Made) -> Hit:
+    """One optimizer steps by itself on gradients of fp16 that nothing scaled, where others step through a scaler: it was forgotten."""
+    hit = unprotected(backward)
+    others = " and ".join(sorted(f"'{each.name}'" for each in scaler.stepped))
+    return replace(
+        hit,
+        message=f"backward of a loss computed under fp16 autocast that '{scaler.scaler.name}' did not scale, for '{step.optimizer.name}', while "
+        f"{others} steps through it: gradients below 6e-8 become 0",
+        trace=(scaler.seen, *hit.trace, seen(step, f"'{step.optimizer.name}' steps by itself")),
+        unless=tuple(each for each in hit.unless if each != A_SCALER),
+    )
 
 
 def unprotected(backward: Backward, idle: Seen | None = None) -> Hit:
