@@ -104,3 +104,36 @@ def test_a_test_may_sum_gradients_in_any_dtype(tmp_path: Path) -> None:
 )
 def test_sums_that_say_their_dtype_and_what_is_no_sum(zeros: str, added: str, tmp_path: Path) -> None:
     assert told(tmp_path, KEPT.format(zeros=zeros, added=added)) == []
+
+
+ZIPPED = """
+import torch
+
+
+def train(model, loader, optimizer, steps):
+    kept = [torch.zeros_like(p{dtype}) for p in model.parameters()]
+    for at, batch in enumerate(loader, 1):
+        model(batch).mean().backward()
+        for one, p in zip(kept, model.parameters()):
+            {added}
+            p.grad = None
+        if at % steps == 0:
+            for one, p in zip(kept, model.parameters()):
+                p.grad = one / steps
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "added", "lines"),
+    [
+        ("", "one.add_(p.grad)", [10]),
+        ("", "one += p.grad.detach()", [10]),
+        (", dtype=torch.float32", "one.add_(p.grad)", []),
+        ("", "one.add_(p.detach())", []),
+        ("", "one.mul_(0.9); one.add_(p.grad)", []),
+    ],
+)
+def test_sums_like_the_parameters_that_a_loop_adds_to(dtype: str, added: str, lines: list[int], tmp_path: Path) -> None:
+    text = ZIPPED.format(dtype=dtype, added=added)
+    assert told(tmp_path, text) == [(line, "possible") for line in lines]

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from precisionlint.facts import GradientSum
 from precisionlint.patterns import regex
 from precisionlint.source.flow.words import TEST_PATH
+from precisionlint.source.parsing import FunctionDef, walk
 from precisionlint.subjects import File
 from precisionlint.subjects.names import last_name
 
@@ -40,16 +41,59 @@ def read(file: File) -> Iterator[GradientSum]:
         *file.every(ast.Call),
         *file.every(ast.Assign),
     ]
+    zeroed = frozenset(name for function in file.functions for name in _zeroed(function))
     for node in adding:
-        if name := _added(node):
+        if name := _added(node, zeroed):
             scopes = (*file.every(ast.ClassDef), *file.functions)
             around = [each for each in scopes if each.lineno <= node.lineno <= (each.end_lineno or 0)]
             if not AWARE.search(file.code(min(around, key=lambda each: each.lineno, default=None))):
                 yield GradientSum(file.place(node), (), name)
 
 
-def _added(node: ast.AugAssign | ast.Call | ast.Assign) -> str:
-    """The name of a sum that ``.grad`` is added to, ``""`` for anything else."""
+def _zeroed(function: FunctionDef) -> Iterator[str]:
+    """What a function calls each of the tensors that it has made like the parameters of a model, in a loop over them:
+    ``bufs = [torch.zeros_like(p) for p in model.parameters()]`` and ``for buf, p in zip(bufs, model.parameters())``; a moving average of
+    them is another matter."""
+    nodes = walk(function)
+    decaying = {
+        *(
+            ast.unparse(node.value)
+            for node in nodes
+            if isinstance(node, ast.Attribute) and node.attr in ("mul_", "lerp_")
+        ),
+        *(
+            ast.unparse(node.target)
+            for node in nodes
+            if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mult)
+        ),
+    }
+    lists = {
+        target.id
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.ListComp) and _like_parameters(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in nodes if lists else ():
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and isinstance(node.target, ast.Tuple):
+            for given, target in zip(node.iter.args, node.target.elts, strict=False):
+                known = isinstance(given, ast.Name) and given.id in lists
+                if known and isinstance(target, ast.Name) and target.id not in decaying:
+                    yield target.id
+
+
+def _like_parameters(made: ast.ListComp) -> bool:
+    call = made.elt
+    return (
+        isinstance(call, ast.Call)
+        and last_name(call.func) == "zeros_like"
+        and not any(each.arg == "dtype" for each in call.keywords)
+        and "param" in ast.unparse(made.generators[0].iter)
+    )
+
+
+def _added(node: ast.AugAssign | ast.Call | ast.Assign, zeroed: Collection[str] = ()) -> str:
+    """The name of a sum that ``.grad`` is added to, ``""`` for anything else. ``zeroed``: what holds sums besides."""
     match node:
         case ast.AugAssign(target, ast.Add(), value):
             pass
@@ -62,7 +106,8 @@ def _added(node: ast.AugAssign | ast.Call | ast.Assign) -> str:
     while isinstance(target, ast.Subscript):
         target = target.value
     name = last_name(target)
-    return name if KEPT.search(name) and not COUNTED.search(name) and _gradient(value) else ""
+    kept = name in zeroed or (KEPT.search(name) and not COUNTED.search(name))
+    return name if kept and _gradient(value) else ""
 
 
 def _stood(before: ast.expr, target: ast.Subscript) -> bool:
