@@ -190,6 +190,18 @@ def of_one(logits, labels):
     return F.cross_entropy(logits, labels).exp()  # <-
 """,
     ),
+    "signal-to-noise ratios of half images": (
+        "half-running-sum",
+        """
+def psnr(image, target):
+    error = torch.mean((image - target.half()) ** 2)  # <-
+    return 20 * torch.log10(1.0 / torch.sqrt(error))
+
+
+def of_loss(image, target):
+    return -10 * F.mse_loss(image.to(torch.bfloat16), target).log10()  # <-
+""",
+    ),
     "sums of parts in a list of totals": (
         "half-running-sum",
         """
@@ -455,6 +467,19 @@ def weight_gradient(x, blocks):
     parts = torch.empty(blocks, x.shape[-1], dtype=torch.float32, device=x.device)
     fill(parts, x)
     return torch.sum(parts, dim=0).to(x.dtype)
+""",
+    "signal-to-noise ratios of images in fp32, or of what nobody says, and other logarithms": """
+def psnr(image, target):
+    error = torch.mean((image.half().float() - target.float()) ** 2)
+    return 20 * torch.log10(1.0 / torch.sqrt(error))
+
+
+def of_any(image, target):
+    return 10 * torch.log10(1.0 / ((image - target) ** 2).mean())
+
+
+def decibels(wave):
+    return 20 * wave.half().abs().mean().log10()
 """,
     "perplexities of losses in fp32": """
 @torch.no_grad()

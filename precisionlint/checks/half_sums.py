@@ -45,7 +45,7 @@ from precisionlint.valueflow import (
 FAMILY = Family(Automaton("half-sums", None))
 
 
-@FAMILY.rule("half-running-sum", Computed, Called, ops=("add", "lerp", "cumsum", "sum", "exp", "running_sum"))
+@FAMILY.rule("half-running-sum", Computed, Called, ops=("add", "lerp", "cumsum", "sum", "exp", "log10", "running_sum"))
 def half_running_sum(state: None, event: Computed | Called) -> Iterator[Any]:
     """A total that outlives the call (an attribute of the object), or one that a loop carries from batch to batch."""
     value, scope = event.value, event.scope

@@ -18,6 +18,7 @@ from precisionlint.valueflow import (
     Shows,
     Value,
     find,
+    known_half,
     may_be_half,
     named,
     shown_by,
@@ -37,6 +38,8 @@ def totals(event: Computed) -> Iterator[Any]:
         return
     if value.op == "exp":
         yield from perplexity(value, scope)
+    elif value.op == "log10":
+        yield from signal_to_noise(value, scope)
     elif value.op == "sum" and "dtype" in value.options:
         yield from rounded_terms(value, scope)
     elif value.op == "sum" and (gradient := gradient_within(value)) is not None:
@@ -222,6 +225,32 @@ def perplexity(value: Value, scope: Scope) -> Iterator[Any]:
 
 
 AVERAGED = VIEWS | {"mean", "sum", "div", "mul"}
+
+
+def signal_to_noise(value: Value, scope: Scope) -> Iterator[Any]:
+    """``10 * torch.log10(1 / ((image - target) ** 2).mean())`` of half images."""
+    error = find(value.inputs[0], lambda v: v.op in ("mean", "loss"), lambda v: v.op not in SCALED, 16)
+    if error is None or not error.inputs or scope.enabled is not None:
+        return
+    squared = error.inputs[0]
+    sides = error.inputs if error.name == "mse_loss" else ()
+    if error.op == "mean" and squared.op in ("pow", "square_pow"):
+        sides = next((each.inputs for each in squared.inputs if each.op == "sub"), ())
+    if not any(known_half(each.dtypes) for each in sides) or any(each.dtypes & WIDE for each in sides):
+        return
+    yield hit(
+        "half-running-sum",
+        error,
+        "possible",
+        "a signal-to-noise ratio is made of a mean of squares in half: differences below 1/128 have squares that "
+        "fp16 stores as subnormals, and bf16 keeps 8 bits of the mean, 0.02 dB; cast both sides to float first",
+        (Shows("half"),),
+        (Seen(value.at, "its logarithm"),),
+    )
+
+
+SCALED = VIEWS | {"div", "mul", "add", "sqrt", "rsqrt", "reciprocal", "clamp", "maximum"}
+"""What stands between a mean of squares and its logarithm."""
 
 
 def differs(value: Value) -> bool:
