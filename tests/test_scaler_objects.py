@@ -277,3 +277,51 @@ def test_an_optimizer_beside_one_that_a_scaler_steps(
     hits = found(tmp_path / "a.py", FORGOTTEN.format(dtype=dtype, backward=backward))
     assert [(rule, how) for rule, how, _ in hits] == told
     assert all("for 'for_maker', while 'for_critic' steps through it" in message for _, _, message in hits)
+
+
+OVER_FEATURES = """
+import torch
+from torch import nn
+
+torch.set_float32_matmul_precision("high")
+
+
+{decorator}
+def features_of(backbone, x):
+    with torch.autocast("cuda", dtype=torch.float16):
+        return backbone(x)
+
+
+def train(loader, backbone):
+    head = nn.Linear(64, 1).to("cuda")
+    optimizer = torch.optim.Adam(head.parameters(), lr=1e-4)
+    for x in loader:
+        {features}
+        loss = head(features.float()).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+CALLED = "features = features_of(backbone, x)"
+IN_REGION = """with torch.autocast("cuda", dtype=torch.float16):
+            features = backbone(x)"""
+
+
+@pytest.mark.parametrize(
+    ("decorator", "features", "told"),
+    [
+        ("", CALLED, True),
+        ("@torch.no_grad()", CALLED, False),
+        ("@torch.inference_mode", CALLED, False),
+        ("", f"with torch.no_grad(): {CALLED}", False),
+        ("", f"{CALLED}.detach()", False),
+        ("", IN_REGION, True),
+        ("", IN_REGION.replace("float16):", "float16), torch.no_grad():"), False),
+        ("", f"with torch.no_grad(): y = x + 1\n        {IN_REGION}", True),
+    ],
+)
+def test_a_head_over_features_through_which_no_gradient_flows(
+    tmp_path: Path, decorator: str, features: str, told: bool
+) -> None:
+    hits = found(tmp_path / "a.py", OVER_FEATURES.format(decorator=decorator, features=features))
+    assert [rule for rule, _, _ in hits] == ["fp16-without-scaler"] * told

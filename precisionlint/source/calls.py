@@ -284,7 +284,7 @@ def run_function(it: Interpreter, func: Func, args: Args, instr: p.Call, state: 
         for one, value in enter_function(it, func, args, instr.at, entered):
             leave(one)
             one.frame, one.control, one.stack = outer, control, stack
-            results.append((one, value))
+            results.append((one, effects.returned_by(it, func, value)))
     it.yields.pop()
     return merge_results(it, results, instr)
 

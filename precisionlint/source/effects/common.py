@@ -14,7 +14,7 @@ from precisionlint.source.evaluate import combine
 from precisionlint.source.objects import dtype_of, is_container, name_of, weights_of
 from precisionlint.source.settings import parsed
 from precisionlint.source.state import State
-from precisionlint.source.values import UNSURE, Cond, Const, External, Method, Obj, Sym, Value, const, text_of
+from precisionlint.source.values import UNSURE, Cond, Const, External, Flow, Method, Obj, Sym, Value, const, text_of
 
 if TYPE_CHECKING:
     from precisionlint.source.interpret import Interpreter
@@ -189,6 +189,14 @@ def result(it: Interpreter, state: State, instr: p.Call, callee: Value, args: Ar
             if isinstance(model, Sym):
                 model.loose = True  # one model handed to another
     return made
+
+
+def detached(it: Interpreter, value: Value) -> Value:
+    """What is left of a value that no gradient flows through: what is computed of it outside of its region is not computed in that."""
+    if not isinstance(value, Sym) or value.flow.region is None:
+        return value
+    flow = Flow(value.flow.scaled, None, value.flow.factor, value.flow.scaled_at)
+    return it.derived(("detached", value), value.text, (value,), flow)
 
 
 def short(dtype: str) -> str:

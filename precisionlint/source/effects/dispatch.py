@@ -81,6 +81,7 @@ from precisionlint.source.effects.regions import (
     enter_context,
     exit_stack,
     make_autocast,
+    make_no_grad,
     nullcontext,
     scale_loss,
 )
@@ -214,6 +215,8 @@ EXTERNAL: dict[str, Callable[..., Outcome]] = {
     "copy.deepcopy": deep_copy,
     "torch.nn.Parameter": make_parameter,
     **{f"torch.{name}": make_tensor for name in FACTORIES},
+    "torch.no_grad": make_no_grad,
+    "torch.inference_mode": make_no_grad,
     "contextlib.nullcontext": nullcontext,
     "contextlib.ExitStack": exit_stack,
     "itertools.chain": chain,

@@ -14,6 +14,7 @@ from precisionlint.source.effects.common import (
     Outcome,
     argument,
     choices,
+    detached,
     dtype_in,
     known_region,
     one,
@@ -146,6 +147,9 @@ def enter(
         for branch, leave in enter_autocast(it, state, context, instr.at):
             yield branch, context, leave
         return
+    if no_gradient(context):
+        yield state, context, leave_detached(it, state)
+        return
     if isinstance(context, Obj) and context.cls == External("scale_loss"):
         yield state, state.heap[context]["loss"], lambda _: None
         return
@@ -165,6 +169,31 @@ def enter(
         yield state, NONE, lambda _: None
         return
     yield state, context, lambda _: None
+
+
+NO_GRAD = frozenset({"torch.no_grad", "torch.inference_mode"})
+
+
+def no_gradient(context: Value) -> bool:
+    """Whether a context manager or decorator keeps gradients out."""
+    made = context.cls if isinstance(context, Obj) else context
+    return isinstance(made, External) and made.name in NO_GRAD
+
+
+def make_no_grad(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:
+    return one(state, Obj((instr.at, "no gradient"), callee))
+
+
+def leave_detached(it: Interpreter, state: State) -> Leave:
+    """What was assigned where no gradient flows is detached from there on."""
+    before = dict(state.frames.get(state.frame, {}))
+
+    def leave(after: State) -> None:
+        for slot, value in list(after.frames.get(after.frame, {}).items()):
+            if isinstance(slot, str) and before.get(slot) is not value and detached(it, value) is not value:
+                after.scope(after.frame)[slot] = detached(it, value)
+
+    return leave
 
 
 def restore_regions(saved: tuple[Any, ...]) -> Leave:
@@ -228,6 +257,12 @@ def enter_decorators(it: Interpreter, state: State, func: Func) -> Iterator[tupl
             yield from enter_autocast(it, state, value, func.function.node)
             return
     yield state, lambda _: None
+
+
+def returned_by(it: Interpreter, func: Func, value: Value) -> Value:
+    """What a function gives back: detached, where one of its decorators keeps gradients out."""
+    kept_out = any(map(no_gradient, it.decorator_values.get(func.function, ())))
+    return detached(it, value) if kept_out else value
 
 
 def nullcontext(it: Interpreter, state: State, instr: p.Call, callee: External, args: Args) -> Outcome:

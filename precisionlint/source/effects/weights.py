@@ -16,6 +16,7 @@ from precisionlint.source.effects.common import (
     Outcome,
     argument,
     choices,
+    detached,
     dtype_in,
     is_model,
     last_word,
@@ -239,6 +240,8 @@ def module_method(it: Interpreter, state: State, instr: p.Call, receiver: Value,
             after = receiver if dtype is None else take(it, branch, instr, receiver, dtype, f".to({dtype})")
             outcome.append((branch, after))
         return outcome
+    if name == "detach":
+        return one(state, detached(it, receiver))
     if name == "apply" and isinstance(given := argument(args, 0, "fn"), Func) and isinstance(receiver, (Sym, Obj)):
         return [(after, receiver) for after, _ in it.call_function(given, ((None, part(it, receiver)),), instr, state)]
     if name == "requires_grad_":
