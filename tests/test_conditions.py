@@ -456,3 +456,52 @@ def test_weights_that_are_cast_to_what_a_function_gives_back_are_half_for_one_of
     file.write_text(GIVEN_BACK.format(cast=cast), encoding="utf-8")
     findings = check([str(file)], select=["master-weights"], assume={}).findings
     assert {each.when for each in findings} == when
+
+
+SPELLED = """
+import contextlib
+
+import torch
+
+
+def region(device, precision):
+    wanted = {asked}
+    if wanted == "bf16":
+        return torch.autocast("cuda", dtype=torch.bfloat16)
+    if wanted == "fp16":
+        return torch.autocast("cuda", dtype=torch.float16)
+    return contextlib.nullcontext()
+
+
+def epoch(model, loader, optimizer, scaler, device, precision):
+    for x in loader:
+        optimizer.zero_grad()
+        with region(device, precision):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def main(cfg, model, loader, device):
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cuda", enabled={given} == "{name}")
+    epoch(model, loader, optimizer, scaler, device, {handed})
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "handed"),
+    [
+        ("precision.lower()", "cfg.precision.lower()", "cfg.precision"),
+        ("str(precision).lower()", "str(cfg.precision).lower()", "str(cfg.precision)"),
+        ("precision.replace('-mixed', '')", "cfg.precision.replace('-mixed', '')", "cfg.precision"),
+    ],
+)
+def test_a_setting_that_is_spelled_anew_is_the_same_wherever_it_is_asked(
+    tmp_path: Path, asked: str, given: str, handed: str
+):
+    file = tmp_path / "train.py"
+    for name, rules in (("fp16", []), ("bf16", ["scaler-with-bf16"])):
+        file.write_text(SPELLED.format(asked=asked, given=given, handed=handed, name=name), encoding="utf-8")
+        assert sorted(each.rule for each in check([str(file)], assume={}).findings) == rules

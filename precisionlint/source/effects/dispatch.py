@@ -128,6 +128,7 @@ from precisionlint.source.values import (
     Sym,
     Tensors,
     Value,
+    const,
     flow_of,
     text_of,
 )
@@ -180,6 +181,8 @@ def call_external(it: Interpreter, state: State, instr: p.Call, callee: External
         return one(state, obj)
     if name in PURE or name.rpartition(".")[2].startswith("is_main"):
         values = tuple(value for _, value in args)
+        if name == "builtins.str" and len(values) == 1 and is_text(values[0]):
+            return one(state, values[0])
         text = f"{name_of(instr.func)}({', '.join(text_of(v) for v in values[:2])})"
         return one(state, it.derived(("pure", name, *values), text, values))
     if name in SAME:
@@ -315,6 +318,10 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
         return one(
             state, it.derived(("pure", "get", receiver, key), f"{text_of(receiver)}.get({text_of(key)})", (receiver,))
         )
+    if name in SPELLS and all(isinstance(value, Const) for _, value in args):
+        spelled = respelled(it, receiver, name, tuple(value for _, value in args))
+        if spelled is not None:
+            return one(state, spelled)
     callee = Method(receiver, name)
     hidden = receiver if isinstance(receiver, Obj) and hides_scaler(it, state, receiver) else None
     outcome = call_unknown(it, state, instr, callee, args, hidden)
@@ -322,6 +329,28 @@ def call_method(it: Interpreter, state: State, instr: p.Call, receiver: Value, n
         flow = receiver.flow
         return [(s, carry(it, s, instr, v, flow)) for s, v in outcome]
     return outcome
+
+
+SPELLS = frozenset({"lower", "upper", "casefold", "strip", "replace", "removeprefix", "removesuffix"})
+"""Methods of a text that give the same text each time."""
+
+
+def is_text(value: Value) -> bool:
+    return (isinstance(value, Const) and isinstance(value.value, str)) or (
+        isinstance(value, Sym) and value.key[0] == "pure" and value.key[1] in {"builtins.str", *SPELLS}
+    )
+
+
+def respelled(it: Interpreter, receiver: Value, name: str, given: tuple[Value, ...]) -> Value | None:
+    """``precision.lower()``: of a setting it is asked in more places than one, and is the same in all of them."""
+    if isinstance(receiver, Const) and isinstance(receiver.value, str):
+        try:
+            return const(getattr(receiver.value, name)(*(each.value for each in given if isinstance(each, Const))))
+        except (TypeError, ValueError, AttributeError):
+            return None
+    if isinstance(receiver, Sym) and receiver.flow is PLAIN:
+        return it.derived(("pure", name, receiver, *given), text_of(receiver), (receiver,))
+    return None
 
 
 def looks_up(receiver: Value, name: str, args: Args) -> bool:
