@@ -568,3 +568,39 @@ def test_a_module_whose_trainer_is_not_there_may_be_trained_in_half(tmp_path: Pa
 @pytest.mark.parametrize("name", SOUND)
 def test_nothing_is_said_of_the_sound_relatives(tmp_path: Path, name: str) -> None:
     assert found(tmp_path, SOUND[name])[1] == []
+
+
+ROUTED = """
+import torch
+from torch import nn
+
+
+class Router(nn.Module):
+    def __init__(self, width, experts):
+        super().__init__()
+        self.gate = nn.Linear(width, experts, bias=False)
+
+    def forward(self, {given}):
+        scores = {scores}.sigmoid()
+        weights, chosen = torch.topk(scores, 2, dim=-1)
+        return weights, chosen
+
+
+def train(model, batches):
+    model = model.to(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in batches:
+        model(x).float().mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "scores", "grade"), [("x", "self.gate(x)", "likely"), ("logits", "logits", "possible")]
+)
+def test_a_router_that_is_handed_its_logits_has_no_say_in_their_dtype(
+    tmp_path: Path, given: str, scores: str, grade: str
+):
+    (tmp_path / "router.py").write_text(ROUTED.format(given=given, scores=scores), encoding="utf-8")
+    report = check([str(tmp_path / "router.py")], select=["half-router"], min_confidence="possible")
+    assert [each.confidence for each in report.findings] == [grade]

@@ -390,6 +390,9 @@ def cast_to_half(value: Value) -> bool:
 GATES = regex(r"gate|gating|rout|moe|expert", re.I)
 
 
+GATE_PRODUCTS = frozenset({"linear", "layer", "matmul"})
+
+
 @FAMILY.rule("half-router", Computed, ops=("topk",))
 def half_router(state: None, event: Computed) -> Iterator[Any]:
     """Experts chosen by sigmoid scores or logits in half; a softmax in half is softmax-in-half."""
@@ -404,6 +407,8 @@ def half_router(state: None, event: Computed) -> Iterator[Any]:
             source.op not in ("sigmoid", "linear") and not (source.op == "layer" and source.name == "Linear")
         ):
             continue
+        if how == "likely" and find(source, lambda v: v.op in GATE_PRODUCTS, limit=24) is None:
+            how = "possible"  # the logits are handed in, and whoever takes the gate decides on their dtype
         yield hit(
             "half-router",
             value,
