@@ -1013,3 +1013,29 @@ def test_an_input_may_be_brought_to_a_dtype_that_was_kept_under_a_name(
     project(tmp_path, region=AUTOCAST, library=NORMED.format(weight=weight, bias=bias))
     shown = {each.rule for each in found(tmp_path)}
     assert shown == ({"function-without-custom-fwd"} if told else set())
+
+
+RELAXED = """
+import torch
+from torch import nn
+
+
+class Relaxed(nn.Module):
+    def forward(self, x):
+        x = x.bfloat16()
+        u = {drawn}.clamp(1e-7, 1.0 - 1e-7)
+        return torch.log(u) - torch.log(1.0 - u)
+
+
+def train(model, optimizer, batches):
+    for x in batches:
+        model(x).float().mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("drawn", "told"), [("torch.rand_like(x)", False), ("x.sigmoid()", True)])
+def test_uniform_noise_is_never_one_and_needs_no_bound_below_it(tmp_path: Path, drawn: str, told: bool) -> None:
+    (tmp_path / "relaxed.py").write_text(RELAXED.format(drawn=drawn), encoding="utf-8")
+    shown = check([str(tmp_path / "relaxed.py")], select=["one-minus-epsilon"]).findings
+    assert [each.place.line for each in shown] == ([9] if told else [])

@@ -85,7 +85,9 @@ def one_minus_epsilon(state: None, event: Computed) -> Iterator[Any]:
 
 
 def clamp_of(value: Value) -> Value | None:
-    return next((source for source in sources(value) if source.op == "clamp"), None)
+    """The clamp of a value; uniform noise needs none below one, which it never is, in half either."""
+    clamped = next((source for source in sources(value) if source.op == "clamp"), None)
+    return None if clamped is not None and any(map(from_zero, sources(clamped.inputs[0]))) else clamped
 
 
 def upper_bound(value: Value) -> float | None:
