@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from precisionlint.patterns import regex
 from precisionlint.source import program as p
 from precisionlint.source.lower import lower_body, lower_module
 from precisionlint.source.marks import MADE, MARKS, NEEDING, STRONG, TRIGGER, Marks
-from precisionlint.source.outline import Outline, named_in, telling_names
+from precisionlint.source.outline import named_in, telling_names
 from precisionlint.source.parsing import (
     DEFINITIONS,
     column,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from precisionlint.source.project import Project
 
 EVALUATION = regex(
-    r"(?:^|_)(?:eval|evaluate|evaluation|validate|validation|valid|test|infer|inference|predict|generate|sample)(?:_|$)"
+    r"(?:^|_)(?:eval|evaluate|evaluation|validate|validation|valid|val|test|infer|inference|predict|generate|sample)(?:_|$)"
 )
 NO_GRAD = regex(r"\s*@[\w.]*(?:no_grad|inference_mode)")
 TRAINS = regex(r"\bbackward\w*\(|\.step\(|unscale_|zero_grad|scaler|clip_grad|optim", re.I)
@@ -69,7 +70,7 @@ class ProjectModule:
         self.text = decode(data)
         self.lines = split_lines(self.text)
         self.code = without_remarks(self.tree, self.lines)
-        self.outline = Outline(self.tree, self.code)
+        self.outline = project.outlined(path, self.tree, self.code)
         project.outlines[path] = self.outline
         self._words: dict[p.Function, frozenset[str]] = {}
         self._triggered: dict[p.Function, bool] = {}
@@ -156,8 +157,20 @@ class ProjectModule:
 
     def reaches(self, function: p.Function, kind: str) -> bool:
         """Whether something that a function names reaches a mark of this kind."""
-        mine = named_in(self.source_of(function)) & self.known_names
+        if function.first_line:
+            mine = self.named_in(function.first_line, function.last_line)
+        else:
+            mine = named_in(self.source_of(function)) & self.known_names
         return any(self.project.reaches(self.path, name, kind) for name in sorted(mine - {function.name}))
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where each line begins in the text of the code."""
+        return [0, *accumulate(len(line) + 1 for line in self.code)]
+
+    def named_in(self, first: int, last: int) -> frozenset[str]:
+        """Which names of this file its lines mean, from the first to the last."""
+        return self.outline.named_in(self.starts[first - 1], self.starts[last])
 
     @cached_property
     def rebound(self) -> frozenset[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from bisect import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 from msgspec import Struct
@@ -18,11 +18,16 @@ from precisionlint.source.parsing import BLOCKS, DEFINITIONS, LEAVES, lines_span
 
 CLASS_OF_OTHERS = regex(r"\.([A-Z]\w*)")
 CLASS = regex(r"(?<![\w.])[A-Z]\w*")
+HOLDER = regex(r"(?<![\w.)\]])([^\W\d]\w*)(?:\s*\.\s*\w+)*\s*\.\s*$")
+"""What stands before an attribute, from the variable on that it is one of."""
+REACH = 120
+"""So many characters before an attribute are looked at for the variable."""
+TYPE_TEST = regex(r"\bis(?:instance|subclass)\(\s*[\w.\[\]]+\s*,\s*(\([\w.,\s]*\)|[\w.]+)\s*\)")
+"""A test that only asks what something is."""
 
 
-def named_in(text: str, start: int = 0, end: int | None = None) -> frozenset[str]:
+def named_in(text: str) -> frozenset[str]:
     """The words in a text that may name what its file knows: ``nn.Linear`` is no class ``Linear`` of the file's."""
-    text = text[start:end]
     elsewhere = set(CLASS_OF_OTHERS.findall(text))
     if elsewhere:
         elsewhere.difference_update(CLASS.findall(text))
@@ -32,20 +37,14 @@ def named_in(text: str, start: int = 0, end: int | None = None) -> frozenset[str
 class Definition:
     """A function or class of a file: where its text stands; what is in it is looked up when somebody asks."""
 
-    __slots__ = ("_marks", "_named", "name", "span", "text")
+    __slots__ = ("_marks", "named", "span", "text")
 
-    def __init__(self, name: str, text: str, span: tuple[int, int]) -> None:
-        self.name = name
+    def __init__(self, text: str, span: tuple[int, int]) -> None:
         self.text = text
         self.span = span
-        self._named: frozenset[str] | None = None
+        self.named: frozenset[str] | None = None
+        """Which of its file's names it means, once somebody has asked (``Outline.named``)."""
         self._marks: dict[str, bool] = {}
-
-    def named(self, names: frozenset[str]) -> frozenset[str]:
-        """Which of its file's names stand in its lines: all its words, of thousands of files, would be hundreds of megabytes."""
-        if self._named is None:
-            self._named = names & named_in(self.text, *self.span)
-        return self._named
 
     def holds(self, kind: str) -> bool:
         """Whether its text holds a mark of this kind (see ``marks.MARKS``)."""
@@ -71,24 +70,36 @@ def renamings(node: ast.Assign) -> Iterator[tuple[str, str, ast.Assign]]:
             yield name, meant, node
 
 
-class Outline:
-    """The definitions and imports of one file."""
+class Shadow(Struct, frozen=True):
+    """A function, in whose text these names are its parameters and no one else's."""
 
-    def __init__(self, syntax: ast.Module, lines: list[str]) -> None:
+    start: int
+    end: int
+    names: frozenset[str]
+
+
+class Outline:
+    """The definitions and imports of one file. ``is_outside``: whether an import is of none of the project's files."""
+
+    def __init__(self, syntax: ast.Module, lines: list[str], is_outside: Callable[[Imported], bool]) -> None:
+        self.is_outside = is_outside
         self.definitions: dict[str, list[Definition]] = {}
         self.imports: dict[str, Imported] = {}
         self.stars: list[Imported] = []
-        text = "\n".join(lines)
+        self.text = text = "\n".join(lines)
         starts = [0, *accumulate(len(line) + 1 for line in lines)]
         renamed: list[tuple[str, str, ast.Assign]] = []
+        functions: list[tuple[int, int, ast.arguments]] = []
 
         def define(name: str, first: int, last: int) -> None:
-            definition = Definition(name, text, (starts[first - 1], starts[last] - 1))
+            definition = Definition(text, (starts[first - 1], starts[last] - 1))
             self.definitions.setdefault(name, []).append(definition)
 
         for node in statements(syntax.body):
             if isinstance(node, DEFINITIONS):
                 define(node.name, *lines_spanned(node))
+                if isinstance(node, SCOPES):
+                    functions.append((starts[node.lineno - 1], starts[node.end_lineno or node.lineno], node.args))
             elif isinstance(node, ast.Assign):
                 renamed += renamings(node)
             elif isinstance(node, ast.Import):
@@ -106,10 +117,64 @@ class Outline:
                 define(name, assigned.lineno, assigned.end_lineno or assigned.lineno)
         # Who says ``__init__`` calls that of a class above, which it names as well; it is no one's in particular.
         self.names = frozenset(name for name in (*self.definitions, *self.imports) if not name.startswith("__"))
+        self.shadows = [
+            Shadow(start, end, names)
+            for start, end, parameters in functions
+            if (names := self.names & parameters_of(parameters))
+        ]
+
+    def named(self, definition: Definition) -> frozenset[str]:
+        """Which of its file's names a definition means: all its words, of thousands of files, would be hundreds of megabytes."""
+        if definition.named is None:
+            definition.named = self.named_in(*definition.span)
+        return definition.named
+
+    def named_in(self, start: int, end: int) -> frozenset[str]:
+        """Which names of the file a part of its text means."""
+        text = self.text[start:end]
+        said = self.names & named_in(text)
+        tests = (
+            [match.span(1) for match in TYPE_TEST.finditer(text)] if "isinstance" in text or "subclass" in text else []
+        )
+        aside = [Shadow(start + first, start + last, self.names) for first, last in tests]
+        shadows = [shadow for shadow in self.shadows if shadow.start < end and start < shadow.end]
+        return frozenset(name for name in said if self.is_meant(name, start, end, [*shadows, *aside]))
+
+    def is_meant(self, name: str, start: int, end: int, shadows: list[Shadow]) -> bool:
+        """Whether a word of a part of the text is the file's name somewhere in it: not where it is a parameter, an attribute of a
+        library's, or what a test asks whether something is."""
+        shadows = [shadow for shadow in shadows if name in shadow.names]
+        at = self.text.find(name, start, end)
+        while at >= 0:
+            after = at + len(name)
+            whole = not is_word(self.text[at - 1 : at]) and not is_word(self.text[after : after + 1])
+            before = self.text[max(start, at - REACH) : at].rstrip(" \t\n\\")
+            if whole and before.endswith("."):
+                holder = HOLDER.search(before)
+                imported = self.imports.get(holder[1]) if holder is not None else None
+                if imported is None or not self.is_outside(imported):
+                    return True
+            elif whole and not any(shadow.start <= at < shadow.end for shadow in shadows):
+                return True
+            at = self.text.find(name, after, end)
+        return False
 
     def holds(self, kind: str) -> bool:
         """Whether any definition holds a mark of this kind."""
         return any(definition.holds(kind) for named in self.definitions.values() for definition in named)
+
+
+def is_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
+
+
+def parameters_of(parameters: ast.arguments) -> frozenset[str]:
+    """The names of a function's parameters, but for those whose defaults may say the same name of what stands around it."""
+    every = (*parameters.posonlyargs, *parameters.args, *parameters.kwonlyargs, parameters.vararg, parameters.kwarg)
+    defaults = [
+        each for each in (*parameters.defaults, *parameters.kw_defaults) if not isinstance(each, ast.Constant | None)
+    ]
+    return frozenset(each.arg for each in every if each is not None) - set[str]().union(*map(identifiers_of, defaults))
 
 
 ASKS = Marks(":=", patterns={"if": r"if\b", "enabled": r"enabled\b"})

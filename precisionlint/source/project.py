@@ -146,8 +146,14 @@ class Project:
             if data is not None:
                 with contextlib.suppress(UnreadableError, RecursionError):
                     syntax = self.syntax(path, data)
-                    self.outlines[path] = Outline(syntax, without_remarks(syntax, split_lines(decode(data))))
+                    self.outlines[path] = self.outlined(
+                        path, syntax, without_remarks(syntax, split_lines(decode(data)))
+                    )
         return self.outlines[path]
+
+    def outlined(self, path: Path, syntax: ast.Module, code: list[str]) -> Outline:
+        """The outline of a file of which the code has been read."""
+        return Outline(syntax, code, lambda imported: self.resolve(imported.module, imported.level, path) is None)
 
     def reaches(self, path: Path, name: str, kind: str) -> bool:
         """Whether a name of a file, or anything that it names in turn, holds a mark of this kind (see ``marks.MARKS``).
@@ -178,7 +184,7 @@ class Project:
         if found is not None:
             if any(definition.holds(kind) or self.names_own(definition.text, definition.span) for definition in found):
                 return True
-            named = frozenset().union(*(definition.named(outline.names) for definition in found)) - {name}
+            named = frozenset().union(*map(outline.named, found)) - {name}
             return any(self._search((path, word, kind), seen) for word in sorted(named))
         imported = outline.imports.get(name)
         targets = [imported] if imported is not None else outline.stars
