@@ -34,7 +34,7 @@ from precisionlint.source.apis import Apis
 from precisionlint.source.blur import blur
 from precisionlint.source.effects.kept import HAND_SCALE
 from precisionlint.source.garbage import Collector
-from precisionlint.source.inert import Inert
+from precisionlint.source.inert import Inert, Passable
 from precisionlint.source.module import ProjectModule
 from precisionlint.source.objects import PARAMETER, weight_path
 from precisionlint.source.operators import as_cond, flip, opened_up, truth
@@ -98,7 +98,7 @@ class Interpreter:
         self.events = 0
         self.verdicts: dict[tuple[Any, ...], int] = {}
         self._roots: dict[Sym, frozenset[Any]] = {}
-        self.inert: dict[p.If, tuple[int, Inert | None]] = {}
+        self.inert: dict[Passable, tuple[int, Inert | None]] = {}
         self.syms: dict[tuple[Any, ...], Sym] = {}
         self.event_ids: set[Any] = set()
         self.entered: set[p.Function] = set()

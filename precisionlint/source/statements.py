@@ -215,6 +215,9 @@ def do_for(it: Interpreter, instr: p.For, state: State, after: list[State], exit
     items = elements(it, state, iterable)
     if not instr.comprehension:
         it.coverage.loops.setdefault(instr.at, it.where(state, instr.at))
+    if it.trains and passed_over(it, instr, state):
+        after.append(state)
+        return
     if items and len(items) <= UNROLLED:
         states: list[State] = [state]
         broken: list[State] = []
