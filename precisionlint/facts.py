@@ -19,6 +19,17 @@ class EnclosedBackward(Event, frozen=True, eq=False):
     entered: Place
 
 
+class UnenteredRegion(Event, frozen=True, eq=False):
+    """A region that is made and never entered: ``region``, in the program's words, one that turns autocast ``off`` or on. ``joined``: the
+    ``and`` or ``or`` by which a ``with`` enters ``kept`` in its place, which stands at ``entered``; "" for a statement by itself."""
+
+    region: str
+    off: bool
+    joined: Literal["and", "or", ""] = ""
+    kept: str = ""
+    entered: Place | None = None
+
+
 class UnsavedScaler(Event, frozen=True, eq=False):
     """In a file that makes a scaler and saves the state of none: a checkpoint with an optimizer's ``"state"``, one that is written by what is
     ``"handed"`` an optimizer and no scaler, or where an optimizer, a hook or the like makes the scaler that it steps through (its

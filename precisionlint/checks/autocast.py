@@ -29,7 +29,7 @@ from precisionlint.events import (
     covers,
     overlap,
 )
-from precisionlint.facts import EnclosedBackward
+from precisionlint.facts import EnclosedBackward, UnenteredRegion
 from precisionlint.findings import Confidence
 from precisionlint.patterns import regex
 from precisionlint.records import Record
@@ -137,6 +137,28 @@ def backward_under_autocast(state: Open, event: Backward | EnclosedBackward) -> 
         ),
         confidence="certain" if region.dtype else "possible",
         unless=(("spans steps", region.at),),
+    )
+
+
+@FAMILY.rule("autocast-not-entered", UnenteredRegion)
+def autocast_not_entered(state: Open, event: UnenteredRegion) -> Iterator[Hit]:
+    runs = "what was to run in fp32 runs in half" if event.off else "what was to run in half runs in fp32"
+    if not event.joined:
+        yield Hit(
+            "autocast-not-entered",
+            event.at,
+            f"{event.region} makes a region and does not enter it: {runs}; write a with before it",
+            (),
+        )
+        return
+    end = "last" if event.joined == "and" else "first"
+    assert event.entered is not None
+    yield Hit(
+        "autocast-not-entered",
+        event.at,
+        f"this with enters {event.kept} and not {event.region}: '{event.joined}' of two context managers gives the {end} one, so that {runs}; "
+        "write a comma between them",
+        (Seen(event.at, "a region is made"), Seen(event.entered, f"what '{event.joined}' gives, and the with enters")),
     )
 
 

@@ -173,7 +173,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         "precisionlint.subjects.written",
         (".py",),
-        ((b"torch",), (b"backward(",), (b"autocast", b"amp_", b"_amp", b"mixed_precision")),
+        ((b"torch",), (b"backward(", b"autocast("), (b"autocast", b"amp_", b"_amp", b"mixed_precision")),
     ),
     Subject("precisionlint.subjects.unsaved", (".py",), ((b"torch",), (b"GradScaler(",))),
     Subject(
