@@ -149,6 +149,8 @@ def main(model, loader):
     [
         ("model.half()", "model.float()", "fp32"),
         ("model.half()", "pass", "fp16"),
+        ("if len(x) > 8:\n        model.half()", "model.float()", "fp32"),
+        ("model.float()\n    if len(x) > 8:\n        model.half()", "pass", "fp16"),
         ("dtype = next(model.parameters()).dtype; model.bfloat16()", "model.to(dtype)", "fp32"),
         ("if len(x) > 8:\n        model.half()\n    else:\n        model.float()", "pass", "fp16"),
     ],

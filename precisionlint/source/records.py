@@ -103,7 +103,7 @@ class Recipe(Struct):
             if event.dtype in HALF:
                 self.halves.add(Taken(HALF[event.dtype], event.weights, call, ways))
             elif event.dtype is not None:  # what the same call made half goes back: an evaluation
-                back = {one for one in self.halves if one.call == call and one.ways <= ways}
+                back = {one for one in self.halves if one.call == call and (one.ways <= ways or ways <= one.ways)}
                 self.halves -= {one for one in back if covers(event.weights, one.weights)}
             elif event.how == ADAPTED:
                 self.adapted |= event.weights
